@@ -147,6 +147,8 @@ var importRules = []importRule{
 	{"sim/web", []string{"sim/fault", "sim/model", "sim/pyjson"}, nil},
 	{"sim/sglang", []string{"sim/core", "sim/kv", "sim/metrics", "sim/model", "sim/pyjson", "sim/transport", "transfer…"}, anything},
 	{"sim/sglang/api", []string{"sim/core", "sim/fault", "sim/model", "sim/pyjson", "sim/sglang", "sim/web"}, anything},
+	{"sim/trtllm", []string{"sim/core", "sim/kv", "sim/metrics", "sim/model", "sim/transport", "transfer…"}, anything},
+	{"sim/trtllm/api", []string{"sim/core", "sim/fault", "sim/pyjson", "sim/trtllm", "sim/web"}, anything},
 	{"sim/api", []string{"sim", "sim/fault", "sim/metrics", "sim/model", "sim/pyjson", "sim/web"}, anything},
 	{"sim…", []string{"sim…", "pd…", "transfer…"}, anything},
 	{"cmd/tandem…", anything, nil},

@@ -78,6 +78,9 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
 	s.grpc = transport.NewHTTP2(cfg.Engine.TLS)
 	s.bootstrap = transport.New(cfg.Engine.IdleConns, nil, s.routes.Allow.ControlHost)
+	if d, ok := s.dialect.(dialect.IdleLimiter); ok {
+		s.local.IdleConnTimeout, s.prefill.IdleConnTimeout = d.IdleTimeout(), d.IdleTimeout()
+	}
 	s.metrics = newMetrics(t.Metrics, gauges{s.budget.Left, s.open, s.intake.Buffered}, handoff.NewLinks(cfg.Prefill.BlockBytes, time.Now))
 	if n, ok := s.dialect.(dialect.Noticer); ok && cfg.Keep.Notifier != nil {
 		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Noticer: n, Lease: cfg.Fallback.Lease, Log: t.Log,

@@ -19,18 +19,19 @@ import (
 
 func main() { boot.Main(run) }
 
-var program = boot.Program{Summary: "sim is a simulated vLLM or SGLang engine that really moves KV bytes, for tests and trials.",
+var program = boot.Program{Summary: "sim is a simulated engine of vLLM, SGLang or TensorRT-LLM that really moves KV bytes, for tests and trials.",
 	Notes: map[string][]string{"Faults": fault.Usage()}}
 
 // flags is the command line; its defaults are the engine's own.
 type flags struct {
-	Engine   string        `flag:"engine" enum:"vllm,sglang" help:"which engine it simulates"`
+	Engine   string        `flag:"engine" enum:"vllm,sglang,trtllm" help:"which engine it simulates"`
 	Listen   listenFlags   `group:"Ports"`
 	Model    modelFlags    `group:"Model"`
 	Schedule scheduleFlags `group:"vLLM: scheduling"`
 	KV       kvFlags       `group:"vLLM: KV cache and hand-off"`
 	SGLang   sglangFlags   `group:"SGLang, with --engine sglang"`
 	Times    timesFlags    `group:"SGLang: times, which it has environment variables for"`
+	TRTLLM   trtllmFlags   `group:"TensorRT-LLM, with --engine trtllm"`
 	Transfer transferFlags `group:"Transfer"`
 	Log      boot.Log      `group:"Logging"`
 }
@@ -81,6 +82,7 @@ func defaults() flags {
 		KV:       kvFlags{Role: "both", BlockSize: 32, Lease: 30 * time.Second, LoadFailure: string(sim.FailLoad)},
 		SGLang:   sglangDefaults(),
 		Times:    timesDefaults(),
+		TRTLLM:   trtllmDefaults(),
 		Transfer: transferFlags{Transport: overTCP},
 	}
 }
@@ -89,6 +91,7 @@ func defaults() flags {
 const (
 	vllm     = "vllm"
 	sglangID = "sglang"
+	trtllmID = "trtllm"
 )
 
 // Validate implements boot.Validator.
@@ -115,8 +118,13 @@ func (f *flags) Validate(p *boot.Problems) {
 		p.Add(f.Model.flag(), "%w", err)
 		return
 	}
-	if f.Engine == sglangID {
+	switch f.Engine {
+	case sglangID:
 		f.sglangConfig().Problems(p.Add)
+		return
+	case trtllmID:
+		p.Require(f.TRTLLM.Transfer > 0, "kv-transfer-timeout", "%v is too short: want more than 0", f.TRTLLM.Transfer)
+		f.trtllmConfig().Problems(p.Add)
 		return
 	}
 	f.config().Problems(p.Add)
@@ -135,8 +143,11 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 	if err != nil {
 		return errors.Join(err, data.Close())
 	}
-	if f.Engine == sglangID {
+	switch f.Engine {
+	case sglangID:
 		return f.runSGLang(ctx, std, data, admin)
+	case trtllmID:
+		return f.runTRTLLM(ctx, std, data, admin)
 	}
 	cfg := f.config()
 	cfg.Logger = f.Log.New(std).With("role", f.KV.Role)

@@ -104,7 +104,7 @@ func (a *asker) exchange(by http.RoundTripper, req *http.Request, of row) reply 
 		return reply{err: err}
 	}
 	defer resp.Body.Close()
-	r := reply{status: resp.StatusCode, header: resp.Header, spoken: of.protocol == sglangPair}
+	r := reply{status: resp.StatusCode, header: resp.Header, spoken: of.protocol.start != nil}
 	from := bufio.NewReader(resp.Body)
 	if hasBegun(from, r.header, of.protocol.firstEvents[of.api]) {
 		close(a.begun)

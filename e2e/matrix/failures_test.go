@@ -61,6 +61,7 @@ type failure struct {
 	lost            loss
 	release         way  // overrides ways
 	stray           bool // prefill may get a notice of a hand-off that it does not hold; see checkStrays
+	either          bool // decode may have read the hand-off before it is released, or not: both results of the release are right
 	quick           bool // the sidecar's own deadlines are short
 }
 
@@ -80,6 +81,8 @@ const (
 	misnamed loss = "the hand-off names another engine, request or port"
 	// unfit: incomplete parameters end vLLM's decode engine, even in a request that it refuses.
 	unfit loss = "it may crash a decode engine, even one that is only told to release it"
+	// maybeRead: TensorRT-LLM's engines release nothing unread.
+	maybeRead loss = "decode may have read it, and to read it again would keep blocks of decode"
 	// killed: only the sidecar has read prefill's answer.
 	killed loss = "only the sidecar knew it, and was killed"
 )

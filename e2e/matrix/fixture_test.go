@@ -23,13 +23,13 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sidecar"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/madeup"
 	"github.com/tandem-serving/tandem/sim/server"
-	"github.com/tandem-serving/tandem/sim/sglang"
 	"github.com/tandem-serving/tandem/sim/transport"
 )
 
@@ -253,14 +253,14 @@ func startEngines(t *testing.T, r row) *fixture {
 	}
 	prefill, decode := s.fronts(r)
 	for range candidates {
-		if r.protocol == sglangPair {
-			s.prefill = append(s.prefill, startSGLang(t, sglang.Prefill, r.poll()))
+		if r.protocol.start != nil {
+			s.prefill = append(s.prefill, r.protocol.start(t, r, pd.RolePrefill))
 			continue
 		}
 		s.prefill = append(s.prefill, startEngine(t, sim.Config{ScaleOut: true, KV: sim.KVConfig{Push: r.protocol.pushes}}, prefill...))
 	}
-	if r.protocol == sglangPair {
-		s.decode = startSGLang(t, sglang.Decode, r.poll())
+	if r.protocol.start != nil {
+		s.decode = r.protocol.start(t, r, pd.RoleDecode)
 	} else {
 		s.decode = startEngine(t, sim.Config{ScaleOut: true, KV: sim.KVConfig{HandshakeTimeout: reach, Push: r.protocol.pushes}, Transfer: sim.TransferConfig{Fetch: s.link.fetch, ServeSideChannel: true}}, decode...)
 	}
@@ -281,7 +281,7 @@ func startEngines(t *testing.T, r row) *fixture {
 
 // fronts are what makes the engines speak a made-up protocol.
 func (s *fixture) fronts(r row) (prefill, decode []server.Front) {
-	if r.protocol.dialect == nil || r.protocol.pushes || r.protocol == sglangPair {
+	if r.protocol.dialect == nil || r.protocol.pushes || r.protocol.start != nil {
 		return nil, nil
 	}
 	x := madeup.NewExchange()

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/fault"
-	"github.com/tandem-serving/tandem/sim/sglang"
 )
 
 // TestMatrix runs every row: it brings a request into its state, causes the failure, and compares what happens with the
@@ -37,8 +37,8 @@ func TestMatrix(t *testing.T) {
 func undisturbed(t *testing.T, p *protocol, right map[question][]int) {
 	t.Helper()
 	var e *engine
-	if p == sglangPair {
-		e = startSGLang(t, sglang.Plain, time.Hour)
+	if p.start != nil {
+		e = p.start(t, row{failure: failure{protocol: p}}, pd.RolePrefill|pd.RoleDecode)
 	} else {
 		e = startEngine(t, sim.Config{ScaleOut: true})
 	}

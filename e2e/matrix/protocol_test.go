@@ -3,6 +3,7 @@ package matrix
 import (
 	"maps"
 	"slices"
+	"testing"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
@@ -22,12 +23,16 @@ type protocol struct {
 	effects map[effect][situations]outcome
 	ways    map[effect]way
 	apis    []pd.API
+	// start serves an engine for a role, or, for both roles, one that serves whole requests; nil: vLLM's, with what makes it speak a made-up
+	// protocol.
+	start func(t *testing.T, r row, role pd.Role) *engine
 	// firstEvents is how many events a stream has up to its first token.
 	firstEvents map[pd.API]int
 }
 
-// protocols are vLLM's, two of them, SGLang's, and two that no engine speaks: one of each shape, for which the sidecar has no code.
-var protocols = []*protocol{nixl, push, sglangPair, serial, concurrent}
+// protocols are vLLM's, two of them, SGLang's, TensorRT-LLM's two, and two that no engine speaks: one of each shape, for which the sidecar
+// has no code.
+var protocols = []*protocol{nixl, push, sglangPair, contextFirst, generationFirst, serial, concurrent}
 
 var (
 	nixl       = &protocol{notices: true, text: "testdata/matrix.txt", head: nixlHead, list: nixlFailures, effects: effects, ways: ways, apis: apis, firstEvents: firstEvents}

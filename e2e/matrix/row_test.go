@@ -137,8 +137,11 @@ func (r row) hasTokens() bool { return r.api != pd.APIResponses && r.api != pd.A
 
 // body returns the request: a prompt of several blocks. No engine has it cached, since every row has engines of its own.
 func (r row) body() []byte {
-	if r.protocol == sglangPair {
+	switch r.protocol {
+	case sglangPair:
 		return r.bodyOfSGLang()
+	case contextFirst, generationFirst:
+		return r.bodyOfTRTLLM()
 	}
 	m := map[string]any{"model": "tiny", "max_tokens": 8, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "stream": r.stream}
 	text := strings.Repeat("the quick brown fox ", 6)

@@ -22,24 +22,32 @@ import (
 // sglangPair is SGLang's protocol. Its decode engine computes no prompts.
 var sglangPair = &protocol{name: "sglang", dialect: sglangDialect(), text: "testdata/sglang.txt", head: sglangHead, list: sglangFailures,
 	effects: sglangEffects(), ways: sglangWays(),
+	start: func(t *testing.T, r row, role pd.Role) *engine {
+		if role == pd.RolePrefill|pd.RoleDecode {
+			return startSGLang(t, sglang.Plain, time.Hour)
+		}
+		return startSGLang(t, map[pd.Role]sglang.Mode{pd.RolePrefill: sglang.Prefill, pd.RoleDecode: sglang.Decode}[role], r.poll())
+	},
 	apis:        []pd.API{pd.APICompletions, pd.APIChat, pd.APIResponses, pd.APIMessages, pd.APISGLang},
 	firstEvents: map[pd.API]int{pd.APICompletions: 1, pd.APIChat: 2, pd.APIResponses: 5, pd.APIMessages: 3, pd.APISGLang: 1}}
 
 func sglangDialect() dialect.Dialect {
-	d, _ := dialect.New("sglang", dialect.Options{Ask: func(ctx context.Context, prefill pd.Target, path string) ([]byte, error) {
-		// The sidecar itself takes a second without an answer for a failure, for which machines may stand still.
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+prefill.String()+path, nil)
-		if err != nil {
-			return nil, err
-		}
-		resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
-		if err != nil {
-			return nil, err
-		}
-		defer resp.Body.Close()
-		return io.ReadAll(resp.Body)
-	}})
+	d, _ := dialect.New("sglang", dialect.Options{Ask: askPatiently})
 	return d
+}
+
+// askPatiently asks a prefill pod: the sidecar itself takes a second without an answer for a failure, for which machines may stand still.
+func askPatiently(ctx context.Context, prefill pd.Target, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+prefill.String()+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(resp.Body)
 }
 
 const (

@@ -60,6 +60,34 @@ var contracts = map[string]dialecttest.Case{
 		Own:    []string{"kv_transfer_params", "request_id"},
 		Minted: []string{"kv_transfer_params.transfer_id"},
 	},
+	"trtllm": {
+		Good: trtllmContext,
+		Bad: []string{`{"error":"x"}`, `{"choices":[]}`, `{"choices":[{"finish_reason":"length"}]}`, `{"choices":[{"finish_reason":"length","disaggregated_params":null}]}`,
+			trtllmAnswerOf("length", "7"), trtllmAnswerOf("cancelled", "7"), `{"choices":[{"disaggregated_params":{"request_type":"context_only"}}]}`},
+		Own:      []string{"disaggregated_params", "prompt_token_ids_b64"},
+		Sets:     []string{"prompt", "prompt_token_ids"},
+		NoStream: true,
+		APIs:     []pd.API{pd.APIChat, pd.APICompletions},
+		Minted:   []string{"disaggregated_params.disagg_request_id"},
+	},
+	"trtllm-generation-first": {
+		Good:     trtllmContext,
+		Bad:      []string{`{"error":"x"}`, `{"choices":[{"finish_reason":"length"}]}`, trtllmAnswerOf("length", "7"), trtllmAnswerOf("cancelled", "7")},
+		Own:      []string{"disaggregated_params", "prompt_token_ids_b64"},
+		NoStream: true,
+		APIs:     []pd.API{pd.APIChat, pd.APICompletions},
+		Minted:   []string{"disaggregated_params.disagg_request_id"},
+	},
+}
+
+// engineSays is what the pods of the suite answer to what dialects ask them.
+func engineSays(_ context.Context, _ pd.Target, path string) ([]byte, error) {
+	switch path {
+	case "/server_info":
+		return []byte(`{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"dp_size":1,` +
+			`"disaggregated_params":{"ctx_dp_rank":null,"ctx_info_endpoint":["tcp://10.0.0.7:5555"]}}`), nil
+	}
+	return []byte(`{"0":{"engine_id":"e-1"}}`), nil
 }
 
 func TestContract(t *testing.T) {
@@ -69,9 +97,7 @@ func TestContract(t *testing.T) {
 			if !ok {
 				t.Fatal("the contract suite does not know this dialect")
 			}
-			o := dialect.Options{MooncakePort: dialect.MooncakePort, P2PPort: dialect.P2PPort, AskBootstrap: func(context.Context, pd.Target, string) ([]byte, error) {
-				return []byte(`{"0":{"engine_id":"e-1"}}`), nil
-			}}
+			o := dialect.Options{MooncakePort: dialect.MooncakePort, P2PPort: dialect.P2PPort, Ask: engineSays, AskBootstrap: engineSays}
 			if row.Name == "offloading" {
 				o.Ask = offloads
 			}

@@ -87,6 +87,13 @@ type RequestReleaser interface {
 	Tries() (n int, pause time.Duration)
 }
 
+// OnceReleaser is a RequestReleaser whose request reads the hand-off. For one that was read before, decode would keep blocks of its own
+// until its time-out: so the request is sent only if decode has certainly not read.
+type OnceReleaser interface {
+	RequestReleaser
+	ReadsOnce()
+}
+
 // Leased is a Handoff that its prefill engine keeps for a limited time.
 type Leased interface {
 	// Trust returns the age up to which decode may be asked to read the hand-off, unless its lease was renewed.
@@ -120,6 +127,13 @@ type Completer interface {
 	Lacks() bool
 	// Complete returns the whole answer, or the data of an event, with what it lacks. It is called only after Accept.
 	Complete(answer []byte) []byte
+}
+
+// Finisher is the Handoff of an engine that has ended a request with its first token, so that there is nothing to hand over: its answer
+// is the whole answer, and no decode leg is sent.
+type Finisher interface {
+	// Answer returns the answer for the client: events if the client asked for a stream, else a JSON object.
+	Answer() []byte
 }
 
 // Sized is a Handoff with a known number of KV blocks, for traces.
@@ -181,6 +195,12 @@ type HeaderStripper interface {
 	StripsHeader(name string) bool
 }
 
+// Splitter is a Dialect that splits only some of the requests for which request.Request.Fit returns FitSplit.
+type Splitter interface {
+	// Splits reports whether the hand-off carries a request. It is called for these requests only.
+	Splits(r *request.Request) bool
+}
+
 // Fitter is a Dialect that can split some requests for which request.Request.Fit does not return FitSplit.
 type Fitter interface {
 	// Fit is called for these requests only.
@@ -223,6 +243,12 @@ type Prober interface {
 	HealthPath() string
 }
 
+// IdleLimiter is a Dialect of engines that may close an idle connection earlier than those of other dialects.
+type IdleLimiter interface {
+	// IdleTimeout returns how long an idle connection to an engine is kept.
+	IdleTimeout() time.Duration
+}
+
 // Caller is a Dialect of engines with generate calls of their own, besides pd.GenerateAPIs.
 type Caller interface {
 	APIs() []pd.API
@@ -249,6 +275,9 @@ type PerChoice interface {
 // Fit says whether a dialect can split a request, and as how many requests for one choice each it is then run.
 func Fit(d Dialect, r *request.Request) (fit request.Fit, choices int) {
 	if fit, choices = r.Fit(), 1; fit == request.FitSplit {
+		if s, ok := d.(Splitter); ok && !s.Splits(r) {
+			fit = request.FitLocal
+		}
 		return fit, choices
 	}
 	if per, ok := d.(PerChoice); ok && r.Choices() > 1 && r.Choices() <= per.MaxChoices() {

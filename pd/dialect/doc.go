@@ -7,9 +7,9 @@
 //
 // A [Dialect] declares its [Shape], and makes an [Attempt] for each try at each prefill pod. The attempt makes the prefill
 // leg and reads its answer; its [Handoff] makes the decode leg. Small interfaces, which a Dialect, Attempt or Handoff may
-// implement, hold everything else: [Releaser], [RequestReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked],
+// implement, hold everything else: [Releaser], [RequestReleaser], [OnceReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked],
 // [Rerouter], [Aborter], [HeaderSetter], [Stripper], [Controller], [Pusher], [HeaderStripper], [Fitter], [PerChoice], [Checker],
-// [Moded], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer].
+// [Moded], [Splitter], [Finisher], [IdleLimiter], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer].
 //
 // Protocols map to these interfaces as follows:
 //
@@ -29,6 +29,11 @@
 //     that hangs. The Handoff is a UsageCorrector with prefill's count.
 //   - files, LMCache (vllm_files.go): Serial. Prefill is the one-token leg of [OneToken], Accept takes any completion, and Decode is the
 //     client's body. Nothing is released.
+//   - TensorRT-LLM (trtllm.go): Serial, context first. Attempt mints the id of the request at both engines. Accept checks
+//     disaggregated_params, and Decode gives them back with another type and the ids of the prompt. An answer that ended with its first
+//     token is a Finisher (trtllm_finished.go). A Releaser and a OnceReleaser.
+//   - TensorRT-LLM, generation first (trtllm_generation_first.go): Concurrent. Attempt asks /server_info for the endpoint of the context
+//     engine. Pusher; a context leg that ends early ends the generation leg, and is the answer.
 //
 // The package also reads what an engine answers on its side channel.
 package dialect

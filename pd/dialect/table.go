@@ -10,6 +10,8 @@ var Table = []Row{
 	{Name: "mooncake", New: newVLLMMooncake},
 	{Name: "nixl-push", New: newVLLMPush},
 	{Name: "offloading", New: newVLLMOffloading},
+	{Name: "trtllm", New: newTRTLLM},
+	{Name: "trtllm-generation-first", New: newTRTLLMGenerationFirst},
 }
 
 // Row names a dialect. Names are llm-d's values of --kv-connector, where it has the protocol.

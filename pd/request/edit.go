@@ -153,3 +153,16 @@ func (r *Request) Has(name string) bool {
 	_, ok := r.scan.Find(want)
 	return ok
 }
+
+// Value returns a member's value as the client wrote it; ok is false if it has none, or the table no such member.
+func (r *Request) Value(name string) (raw []byte, ok bool) {
+	want := r.table.index(name)
+	if want < 0 {
+		return nil, false
+	}
+	m, ok := r.scan.Find(want)
+	if !ok {
+		return nil, false
+	}
+	return r.Body.Bytes(m.Value), true
+}

@@ -215,7 +215,8 @@ func (p *legPair) end() {
 	p.stopPrefill()
 }
 
-// prefillEnded notes the result of the prefill leg. If it returns an error, the decode engine will not get the KV cache.
+// prefillEnded notes the result of the prefill leg. If it returns an error, the decode engine will not get the KV cache. With a
+// *finishedError it needs none.
 func (p *legPair) prefillEnded(r prefillResult) error {
 	p.endWatch()
 	p.prefilled = &r
@@ -223,8 +224,11 @@ func (p *legPair) prefillEnded(r prefillResult) error {
 	if r.err == nil && r.of != nil {
 		p.x.handoff.of = r.of
 		p.x.prefilled()
+		if f := finished(r.of); f != nil {
+			p.prefilled.err = &finishedError{f}
+		}
 	}
-	return r.err
+	return p.prefilled.err
 }
 
 // awaitHeaders waits for the headers of decode's answer. A prefill leg that fails meanwhile cancels the decode leg, and its
@@ -324,6 +328,7 @@ func (legs *Legs) sendAbort(engine transport.Engine, r releasing, a dialect.Abor
 func (p *legPair) decodeFailed(cause string, err error) (pd.Reason, error) {
 	var failure *prefillError
 	var refused *ClientError
+	var ended *finishedError
 	if cause == causeFailed {
 		cause, err = p.decode.failure(err)
 	}
@@ -334,13 +339,18 @@ func (p *legPair) decodeFailed(cause string, err error) (pd.Reason, error) {
 		}
 		p.abort()
 		return "", x.interruptedDecode()
+	case errors.As(err, &ended):
+		return "", x.answerFinished(ended.of, p.decode.stream)
 	case errors.As(err, &failure), errors.As(err, &refused):
 		return "", err
 	case p.released:
 		return p.redo(causeTimeout, err)
 	default:
 		if cause == causeFailed {
-			if err := p.prefillFailure(); err != nil {
+			switch err := p.prefillFailure(); {
+			case errors.As(err, &ended):
+				return "", x.answerFinished(ended.of, p.decode.stream)
+			case err != nil:
 				return "", err
 			}
 		}

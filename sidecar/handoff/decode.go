@@ -186,6 +186,9 @@ func (x *Exchange) takeAnswer(g *leg, resp *http.Response, from source) (pd.Reas
 		if x.handoff.pins(code) {
 			x.releaseUnread()
 		}
+		if err := x.legs.readRefusal(resp); err != nil {
+			return x.redoWithout(causeFailed, err), nil
+		}
 		return "", x.RelayFresh(resp)
 	case code >= http.StatusInternalServerError:
 		if x.handoff.pins(code) {

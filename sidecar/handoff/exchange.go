@@ -118,7 +118,7 @@ func (x *Exchange) SetRoute(route intake.Route) {
 // goes to the local engine. Errors are for Fail.
 func (x *Exchange) Split(req *intake.Request) error {
 	fit, choices := req.Fit, 1
-	if fit != request.FitSplit && !req.AsIs {
+	if !req.AsIs {
 		fit, choices = dialect.Fit(x.legs.Dialect, req.Request)
 	}
 	switch fit {

@@ -28,6 +28,9 @@ func (x *Exchange) runSerial(req *intake.Request) (pd.Reason, error) {
 	if reason, err := x.tryCandidates(req, (*Exchange).attemptPrefill); err != nil || reason != "" {
 		return reason, err
 	}
+	if f := finished(x.handoff.of); f != nil {
+		return "", x.answerFinished(f, req.Stream())
+	}
 	return x.runDecode(req)
 }
 

@@ -151,11 +151,27 @@ func (legs *Legs) releaseUnread(r releasing) {
 
 // releaseInDoubt releases a hand-off that decode may be reading: only decode may notify prefill of it, unless decode has ended.
 func (legs *Legs) releaseInDoubt(r releasing) {
+	if _, once := r.of.(dialect.OnceReleaser); once {
+		legs.unsure(r)
+		return
+	}
 	ok, err := legs.releaseByDecode(r)
 	if !ok && errors.Is(err, syscall.ECONNREFUSED) && legs.notify(r) {
 		return
 	}
 	legs.released(r, ok, err)
+}
+
+// errMaybeRead is why a hand-off is not released.
+var errMaybeRead = errors.New("decode may have read the hand-off, and to read it again would keep blocks of decode")
+
+// unsure notes a hand-off that decode may have read, and that cannot be released without reading it. Otherwise the prefill engine keeps
+// it until its time-out.
+func (legs *Legs) unsure(r releasing) {
+	legs.warnings.Warn("hand-off left to the prefill engine's time-out, unless decode has read it", "request_id", r.id)
+	legs.Metrics.Releases.WithLabelValues(wayCancel, "unsure").Inc()
+	r.record.release(wayCancel, "unsure", errMaybeRead)
+	endRelease(r.span, wayCancel, errMaybeRead)
 }
 
 // notify notifies the prefill engine that it can free the blocks. If it returns false, another way has to be tried.

@@ -56,6 +56,9 @@ func (p *pairHandoff) prefill(ctx context.Context, t pd.Target) error {
 	defer context.AfterFunc(ctx, h.schedule)()
 	sent := time.Now()
 	_, of, err := p.legs.sendPrefill(h.trace(legCtx), p.legs.Prefill(t), pd.APICompletions.Path(), p.header.Clone(), a)
+	if finished(of) != nil {
+		return dialect.ErrNoHandoff // a longer prompt may do
+	}
 	if of != nil {
 		p.handoff = p.legs.newHandoff(of, sent, t)
 	}
@@ -113,7 +116,10 @@ func (p *pairHandoff) runBoth(ctx context.Context, t pd.Target) error {
 	prefilled := make(chan error, 1)
 	var prefill sync.WaitGroup
 	prefill.Go(func() {
-		_, _, err := p.legs.sendPrefill(legCtx, p.legs.Prefill(t), pd.APICompletions.Path(), p.header.Clone(), a)
+		_, of, err := p.legs.sendPrefill(legCtx, p.legs.Prefill(t), pd.APICompletions.Path(), p.header.Clone(), a)
+		if finished(of) != nil {
+			err = dialect.ErrNoHandoff
+		}
 		prefilled <- err
 	})
 	err = p.awaitBoth(ctx, g, prefilled)

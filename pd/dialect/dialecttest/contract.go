@@ -26,6 +26,8 @@ type Case struct {
 	Bad []string
 	// Own are the members that the dialect sets in legs and removes from what clients send.
 	Own []string
+	// Sets are further members that the decode leg gets. A client may send them.
+	Sets []string
 	// Headers are examples of headers that the dialect removes from what clients send, in any spelling.
 	Headers []string
 	// Minted are those of Own, or members of them ("object.member"), that are new for each attempt. The prefill leg has all of
@@ -36,8 +38,10 @@ type Case struct {
 	// OneToken says that a concurrent protocol's prefill leg asks for one token and no stream, as those of serial protocols
 	// do.
 	OneToken bool
-	// NoStream says that a concurrent protocol's prefill leg asks for no stream, and stores no response.
+	// NoStream says that a prefill leg asks for no stream, stores no response, and has the client's limits.
 	NoStream bool
+	// APIs are those that are split; nil: all.
+	APIs []pd.API
 }
 
 const clientBody = `{ "model":"m", "prompt":"a\u00e9", "seed":12345678901234567890123, "x":{"deep":[1.0]}, "max_tokens":9 }`
@@ -54,15 +58,31 @@ var apis = map[pd.API]struct{ prompt, limit string }{
 // Run runs the suite.
 func Run(t *testing.T, c Case) {
 	for _, api := range pd.GenerateAPIs() {
-		if api.Splittable() {
+		if api.Splittable() && (c.APIs == nil || slices.Contains(c.APIs, api)) {
 			t.Run("legs of "+api.String(), func(t *testing.T) { c.legs(t, api) })
 		}
 	}
+	t.Run("APIs", func(t *testing.T) { c.splits(t) })
 	t.Run("client members", func(t *testing.T) { c.clientMembers(t) })
 	t.Run("client headers", func(t *testing.T) { c.clientHeaders(t) })
 	t.Run("attempts are fresh", func(t *testing.T) { c.fresh(t) })
 	t.Run("hostile answers", func(t *testing.T) { c.hostile(t) })
 	t.Run("release", func(t *testing.T) { c.release(t) })
+}
+
+// splits: requests of other APIs are not split.
+func (c *Case) splits(t *testing.T) {
+	for _, api := range pd.GenerateAPIs() {
+		is, ok := apis[api]
+		if !ok {
+			continue
+		}
+		r, _ := c.attemptOf(t, api, `{ "model":"m", `+is.prompt+`, "max_tokens":9, "sampling_params":{} }`)
+		fit, _ := dialect.Fit(c.Dialect, r)
+		if want := c.APIs == nil || slices.Contains(c.APIs, api); (fit == request.FitSplit) != want {
+			t.Errorf("a request of %s has fit %d", api, fit)
+		}
+	}
 }
 
 // attempt makes an attempt for a completion with this body.
@@ -172,7 +192,7 @@ func (c *Case) legs(t *testing.T, api pd.API) {
 				delete(p, name)
 			}
 		}
-		if c.OneToken || c.Dialect.Shape() == dialect.Serial {
+		if c.OneToken || c.Dialect.Shape() == dialect.Serial && !c.NoStream {
 			if s, ok := p["stream"]; string(p[is.limit]) != one || p["store"] != nil && string(p["store"]) != "false" || ok && string(s) != "false" || p["stream_options"] != nil {
 				t.Errorf("prefill leg %s", prefill)
 			}
@@ -182,6 +202,9 @@ func (c *Case) legs(t *testing.T, api pd.API) {
 		}
 		for leg, got := range map[string]map[string]json.RawMessage{"prefill": p, "decode": d} {
 			for name, value := range got {
+				if leg == "decode" && slices.Contains(c.Sets, name) {
+					continue
+				}
 				if !slices.Contains(c.Own, name) && !bytes.Equal(value, in[name]) {
 					t.Errorf("%s leg of %s has %s: %s", leg, text, name, value)
 				}
