@@ -122,7 +122,7 @@ var importRules = []importRule{
 	{"sidecar…", []string{"sidecar…", "pd…", "transfer…"}, anything},
 	{"epp", []string{"pd…", "transfer"}, anything},
 	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/flow", "epp/read", "epp/sched", "pd…"}, anything},
-	{"epp/plugin…", []string{"epp", "epp/flow", "epp/kvfeed", "epp/latency", "epp/plugin…", "epp/prefix", "epp/pool", "epp/pool/page", "pd…", "transfer"}, anything},
+	{"epp/plugin…", []string{"epp", "epp/flow", "epp/kvfeed", "epp/latency", "epp/plugin…", "epp/prefix", "epp/pool", "epp/pool/page", "epp/tokens", "pd…", "transfer"}, anything},
 	{"epp/pool", []string{"epp", "epp/pool/page", "pd…"}, anything},
 	{"epp/kvindex", nil, nil},
 	{"epp/tokens", []string{"epp/tokens/chars", "epp/tokens/pattern"}, nil},

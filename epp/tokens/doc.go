@@ -4,5 +4,5 @@
 // refused with an error that names the part, so that ids are either exact or absent. Package pattern has the expressions that split
 // text, package chars has Unicode.
 //
-// The package knows nothing of requests, of chat templates, or of where files come from. Nothing uses it yet.
+// The package knows nothing of requests, of chat templates, or of where files come from. token-producer, in epp/plugin/producer, uses it.
 package tokens

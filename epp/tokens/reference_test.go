@@ -15,7 +15,8 @@ import (
 )
 
 // families are the vocabularies that are compared, folders of .tools/vocabularies.
-var families = []string{"qwen2_5", "qwen3", "llama3_1", "llama3_2", "deepseek_v3", "mistral_nemo", "command_r_plus", "gpt4o", "gptoss"}
+var families = []string{"qwen2_5", "qwen3", "llama3_1", "llama3_2", "deepseek_v3", "mistral_nemo", "command_r_plus", "gpt4o", "gptoss",
+	"gemma2", "gemma3", "llama2", "internlm2", "yi"}
 
 const tools = "../../.tools/"
 

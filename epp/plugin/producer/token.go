@@ -6,14 +6,18 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/tokens"
 )
 
-// Token says how prompts become tokens. With vllm, a tokenizer service is asked for the token ids of each prompt that is text, within a
-// deadline; requests with images, and APIs other than chat and completions, are not asked for. Without it, and whenever the service does
-// not answer, token ids that a request carries are counted, and four bytes of text are taken for one token, as llm-d does by default.
+// Token says how prompts become tokens. Token ids that a request carries are taken first. With local, prompts of the completions API are
+// turned into ids in the picker, by the model's tokenizer.json. With vllm, a tokenizer service is asked for the ids of other prompts that
+// are text, within a deadline; requests with images, and APIs other than chat and completions, are not asked for. Where neither the request
+// nor local nor vllm has ids, four bytes of text are taken for one token, as llm-d does by default.
 type Token struct {
-	// Backend is estimate or vllm. Default "": vllm if its parameters are given, else estimate.
+	// Backend is estimate or vllm. Default "": what has parameters, else estimate. With estimate, neither local nor vllm is used.
 	Backend string `yaml:"backend"`
+	// Local names the files by which the picker itself makes token ids.
+	Local *TokenLocal `yaml:"local"`
 	// Estimate asks for llm-d's default, so it has no effect. Its parameters are about images, which the picker does not count.
 	Estimate map[string]any `yaml:"estimate"`
 	// VLLM is the tokenizer service: a vLLM server, or "vllm launch render".
@@ -22,6 +26,13 @@ type Token struct {
 	UDSTokenizerConfig map[string]any `yaml:"udsTokenizerConfig"`
 	// ModelName is the name of the service's model, by which it is asked. Default "": the one in the request.
 	ModelName string `yaml:"modelName"`
+}
+
+// TokenLocal says which models' prompts the picker turns into token ids itself. The ids are those of PyPI's tokenizers. A file that has
+// parts which are not supported is refused, with the name of the part.
+type TokenLocal struct {
+	// ModelTokenizerMap has the path of a tokenizer.json for each model, by the name of the model in requests.
+	ModelTokenizerMap map[string]string `yaml:"modelTokenizerMap"`
 }
 
 // TokenVLLM says where the tokenizer service is. Its /v1/chat/completions/render and /v1/completions/render are asked, or where it has
@@ -67,6 +78,16 @@ func (p *Token) Problems(report epp.Report) {
 	default:
 		report("backend", "must be %s or %s, got %q", tokenEstimate, tokenVLLM, p.Backend)
 	}
+	if p.Local != nil && len(p.Local.ModelTokenizerMap) == 0 {
+		report("local.modelTokenizerMap", "must name a tokenizer.json for at least one model")
+	}
+	if p.Local != nil {
+		for model, path := range p.Local.ModelTokenizerMap {
+			if model == "" || path == "" {
+				report("local.modelTokenizerMap", "must have names of models and paths of files, got %q: %q", model, path)
+			}
+		}
+	}
 	if p.VLLM == nil {
 		return
 	}
@@ -89,18 +110,32 @@ func (p *TokenVLLM) timeout() (time.Duration, error) {
 
 // Build implements epp.Plugin.
 func (p *Token) Build(b *epp.Builder) (any, error) {
-	service := p.VLLM
-	if service == nil && p.Backend == tokenVLLM {
-		service = &TokenVLLM{}
+	where := p.VLLM
+	if where == nil && p.Backend == tokenVLLM {
+		where = &TokenVLLM{}
 	}
-	if service == nil || p.Backend == tokenEstimate {
+	if p.Backend == tokenEstimate || where == nil && p.Local == nil {
 		return Estimated{}, nil
 	}
-	timeout, err := service.timeout()
-	if err != nil {
-		return nil, err
+	var models map[string]*tokens.Tokenizer
+	if p.Local != nil {
+		var err error
+		if models, err = readTokenizers(p.Local.ModelTokenizerMap, b); err != nil {
+			return nil, err
+		}
 	}
-	return newTokenService(service.address(), p.ModelName, timeout, b), nil
+	var service *tokenService
+	if where != nil {
+		timeout, err := where.timeout()
+		if err != nil {
+			return nil, err
+		}
+		service = newTokenService(where.address(), p.ModelName, timeout, b)
+	}
+	if models == nil {
+		return service, nil
+	}
+	return &localTokens{models: models, service: service}, nil
 }
 
 // Estimated says that tokens are estimated. Nothing can be done with it.

@@ -58,7 +58,7 @@ func (s *tokenizer) service(t *testing.T, change func(*Token)) epp.Preparer {
 	if found := problems(p); found != nil {
 		t.Fatal(found)
 	}
-	instance, err := p.Build(&epp.Builder{Log: slog.New(slog.DiscardHandler)})
+	instance, err := p.Build(&epp.Builder{Log: slog.New(slog.DiscardHandler), Keep: new(epp.Keep)})
 	if err != nil {
 		t.Fatal(err)
 	}

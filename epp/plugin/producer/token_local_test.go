@@ -1,0 +1,198 @@
+package producer
+
+import (
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// smallTokenizer has a token for the letters a and b and for the two together, and one before each text.
+const smallTokenizer = `{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"^":3},"merges":["a b"]},` +
+	`"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"^"}},{"Sequence":{"id":"A"}}],"special_tokens":{"^":{"ids":[3]}}}}`
+
+// write writes a file of a test and returns its path.
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "tokenizer.json")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// local builds the preparer of a tokenizer.json for the model tiny.
+func local(t *testing.T, path string, keep *epp.Keep, vllm *TokenVLLM) (epp.Preparer, error) {
+	t.Helper()
+	p := NewToken().(*Token)
+	p.Local, p.VLLM = &TokenLocal{ModelTokenizerMap: map[string]string{"tiny": path}}, vllm
+	if found := problems(p); found != nil {
+		t.Fatal(found)
+	}
+	instance, err := p.Build(&epp.Builder{Log: slog.New(slog.DiscardHandler), Keep: keep})
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { _ = instance.(io.Closer).Close() })
+	return instance.(epp.Preparer), nil
+}
+
+// prepared returns a request's token ids after a preparer.
+func prepared(t *testing.T, p epp.Preparer, r *epp.Request) []uint32 {
+	t.Helper()
+	add, err := p.Prepare(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if add != nil {
+		add(r)
+	}
+	return r.Prompt.IDs
+}
+
+func TestLocalTokens(t *testing.T) {
+	p, err := local(t, write(t, smallTokenizer), new(epp.Keep), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, body string
+		want       []uint32
+	}{
+		{"a prompt", `{"model":"tiny","prompt":"aab"}`, []uint32{3, 0, 2}},
+		{"an escaped prompt", `{"prompt":"\u0061b","model":"tiny"}`, []uint32{3, 2}},
+		{"the last prompt counts", `{"prompt":"a","prompt":"b"}`, []uint32{3, 1}},
+		{"without special tokens", `{"prompt":"ab","add_special_tokens":false}`, []uint32{2}},
+		{"with special tokens", `{"prompt":"ab","add_special_tokens":null}`, []uint32{3, 2}},
+		{"a prompt that the engine cuts", `{"prompt":"ab","truncate_prompt_tokens":1}`, nil},
+		{"a prompt that it does not", `{"prompt":"ab","truncate_prompt_tokens":null}`, []uint32{3, 2}},
+		{"embeddings", `{"prompt":"ab","prompt_embeds":"eA=="}`, nil},
+		{"several prompts", `{"prompt":["a","b"]}`, nil},
+		{"no prompt", `{"model":"tiny"}`, nil},
+		{"no JSON", `{"prompt":"ab"`, nil},
+		{"a text that is too long", `{"prompt":"` + strings.Repeat("a", maxLocalText) + `"}`, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := asked(pd.APICompletions, "tiny", c.body)
+			if got := prepared(t, p, r); !slices.Equal(got, c.want) {
+				t.Errorf("got %d, want %d", got, c.want)
+			}
+			if c.want != nil && r.Prompt.Tokens != len(c.want) {
+				t.Errorf("the prompt has %d tokens, want %d", r.Prompt.Tokens, len(c.want))
+			}
+		})
+	}
+	for _, r := range []*epp.Request{asked(pd.APIChat, "tiny", `{"messages":[{"role":"user","content":"a"}]}`), asked(pd.APICompletions, "other", `{"prompt":"a"}`)} {
+		if got := prepared(t, p, r); got != nil {
+			t.Errorf("%s, model %s: got %d", r.API, r.Model, got)
+		}
+	}
+	r := asked(pd.APICompletions, "tiny", `{"prompt":[7]}`)
+	r.Prompt.IDs = []uint32{7}
+	if got := prepared(t, p, r); !slices.Equal(got, []uint32{7}) {
+		t.Errorf("the request's own ids become %d", got)
+	}
+}
+
+func TestLocalTokensBeforeTheService(t *testing.T) {
+	s := &tokenizer{answers: map[string]string{textPath: textAnswer, chatPath: chatAnswer}}
+	path := write(t, smallTokenizer)
+	p := s.service(t, func(p *Token) { p.Local = &TokenLocal{ModelTokenizerMap: map[string]string{"tiny": path}} })
+	if got := prepared(t, p, asked(pd.APICompletions, "tiny", `{"prompt":"ab"}`)); !slices.Equal(got, []uint32{3, 2}) || len(s.asked) > 0 {
+		t.Errorf("got %d, and the service was asked %q", got, s.asked)
+	}
+	if got := prepared(t, p, asked(pd.APIChat, "tiny", `{"messages":[]}`)); !slices.Equal(got, []uint32{3, 612, 203}) {
+		t.Errorf("chat: got %d", got)
+	}
+	if got := prepared(t, p, asked(pd.APICompletions, "tiny", `{"prompt":["ab"]}`)); !slices.Equal(got, []uint32{267, 73}) {
+		t.Errorf("a list: got %d", got)
+	}
+}
+
+func TestLocalTokensRefuseFiles(t *testing.T) {
+	for name, c := range map[string]struct{ path, says string }{
+		"missing":         {filepath.Join(t.TempDir(), "none.json"), "no such file"},
+		"another kind":    {write(t, `{"model":{"type":"Nope"}}`), `model: type "Nope" is not supported`},
+		"not a tokenizer": {write(t, `[]`), "reading tokenizer.json"},
+	} {
+		_, err := local(t, c.path, new(epp.Keep), nil)
+		if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), `model "tiny"`) || !strings.Contains(err.Error(), c.path) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestLocalTokensAreKeptOverReloads(t *testing.T) {
+	keep, path := new(epp.Keep), write(t, smallTokenizer)
+	models := func() any {
+		p, err := local(t, path, keep, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.(*localTokens).models["tiny"]
+	}
+	first := models()
+	if models() != first {
+		t.Error("an unchanged file was read again")
+	}
+	if err := os.WriteFile(path, []byte(smallTokenizer+" "), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if models() == first {
+		t.Error("a changed file was not read again")
+	}
+}
+
+func TestLocalTokensWarnOfClassesThatEnginesBuildAnew(t *testing.T) {
+	path := write(t, smallTokenizer)
+	for class, warned := range map[string]bool{"LlamaTokenizerFast": true, "Qwen2Tokenizer": false} {
+		config := filepath.Join(filepath.Dir(path), "tokenizer_config.json")
+		if err := os.WriteFile(config, []byte(`{"tokenizer_class":"`+class+`"}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var log strings.Builder
+		b := &epp.Builder{Log: slog.New(slog.NewTextHandler(&log, nil)), Keep: new(epp.Keep)}
+		if _, err := readTokenizers(map[string]string{"tiny": path}, b); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(log.String(), "/tokenize") != warned {
+			t.Errorf("%s: the log says %q", class, log.String())
+		}
+	}
+}
+
+func TestTokenLocalProblems(t *testing.T) {
+	for _, l := range []TokenLocal{{}, {ModelTokenizerMap: map[string]string{"": "x"}}, {ModelTokenizerMap: map[string]string{"x": ""}}} {
+		p := NewToken().(*Token)
+		p.Local = &l
+		if problems(p) == nil {
+			t.Errorf("%v is accepted", l)
+		}
+	}
+}
+
+func BenchmarkLocalTokens(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "tokenizer.json")
+	if err := os.WriteFile(path, []byte(smallTokenizer), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	models, err := readTokenizers(map[string]string{"tiny": path}, &epp.Builder{Keep: new(epp.Keep)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	l := &localTokens{models: models}
+	r := asked(pd.APICompletions, "tiny", `{"model":"tiny","prompt":"`+strings.Repeat("ab", 16<<10)+`"}`)
+	b.SetBytes(32 << 10)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := l.Prepare(b.Context(), r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
