@@ -34,7 +34,7 @@ const (
 	looked = 100
 	// tolerated is the part of the cached tokens by which predictions may be wrong: blocks are dropped while requests are on their way.
 	tolerated = 0.2
-	// predictions is the most requests whose answers are waited for. Of others it is not known what was predicted.
+	// predictions is the most requests whose answers are waited for. Outcomes may be dropped, so when there are as many, all are forgotten.
 	predictions = 1 << 14
 )
 
@@ -106,9 +106,10 @@ func (f *Feed) Picked(r *epp.Request, d *epp.Decision, cached int) {
 	if c.waiting == nil {
 		c.waiting = make(map[*epp.Decision]prediction)
 	}
-	if len(c.waiting) < predictions {
-		c.waiting[d] = prediction{cached, r.Prompt.Tokens}
+	if len(c.waiting) >= predictions {
+		clear(c.waiting)
 	}
+	c.waiting[d] = prediction{cached, r.Prompt.Tokens}
 }
 
 // Observe compares what was predicted for a request with what its engine reports.

@@ -508,11 +508,17 @@ func TestMismatches(t *testing.T) {
 func TestPredictionsAreBounded(t *testing.T) {
 	p := newPool(t, Options{}, "10.0.0.1:8000")
 	r := request(ids(1, 1))
+	d := &epp.Decision{}
 	for range predictions + 10 {
-		p.Picked(r, new(epp.Decision), 0)
+		d = &epp.Decision{}
+		p.Picked(r, d, 16)
 	}
-	if n := len(p.checks.waiting); n != predictions {
+	if n := len(p.checks.waiting); n > predictions {
 		t.Errorf("%d predictions are kept", n)
+	}
+	p.Observe(&epp.Outcome{Decision: d, Result: &pd.AnswerSummary{Cached: 16}}) // the latest ones count
+	if predicted, _ := p.Predicted(); predicted != 16 {
+		t.Errorf("%d tokens were predicted", predicted)
 	}
 }
 

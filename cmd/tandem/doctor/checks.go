@@ -83,6 +83,8 @@ var checks = []check{
 		"give the picker the same endpoints file, pool or selector", checkPickerPool},
 	{"request path", "freshness", "the loads that the picker uses are fresh",
 		"the picker must reach the metrics page of every endpoint (NetworkPolicy, metricsHost)", checkFreshness},
+	{"request path", "kv-events", "the picker hears the engines' KV events, if it goes by them, and they fit what engines report",
+		"the picker's /debug/prefix (admin port) shows each engine; docs/howto/kv-events.md says what can be wrong", checkKVEvents},
 	{"request path", "service", "the Service named by the InferencePool leads to pickers",
 		"make the pool's endpointPickerRef name the picker's Service and its ext-proc port", checkService},
 	{"request path", "proxy", "clients reach the same model through the proxy",
