@@ -42,6 +42,7 @@ var checks = map[string]func(t *testing.T, dir string, c command){
 	"go":              checkGo,
 	"vllm":            checkVLLM,
 	"python3":         checkNothing, // SGLang, whose flags make test-sglang uses
+	"trtllm-serve":    checkNothing, // it runs on GPUs only
 	"export":          checkNothing,
 	"curl":            checkNothing, // a server of the reader's
 	"kubectl":         checkNothing, // a cluster of the reader's

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// maxLocalText is the longest prompt that is turned into ids in the picker (bytes): it takes one core for about 0.1 s.
-	maxLocalText = 4 << 20
+	// maxLocalText is the longest prompt that is turned into ids in the picker (bytes): it takes one core for 0.1 s at most.
+	maxLocalText = 1 << 20
 	// localTimeout is how long a request waits for ids where there is no service.
 	localTimeout = time.Second
 )
