@@ -50,7 +50,6 @@ type request struct {
 	n        int
 	stream   bool
 	usage    bool // at the end of the stream
-	logprobs bool
 	sampling core.Sampling
 	limit    *int // of the answer
 	salt     string
