@@ -20,18 +20,19 @@ func TestRecentRequests(t *testing.T) {
 	defer conn.Close()
 	plans := map[string]string{}
 	for _, c := range []struct {
-		id, prompt, happened string
-		status               int
+		id, mode, happened string
+		status             int
 	}{
-		{"remote", strings.Repeat(secret+" ", 4000), "remote;reason=uncached;attempts=1;candidate=0", 200},
-		{"local", secret, "local;reason=short-prompt", 200},
-		{"failed", secret, "refused;reason=internal", 500},
-		{"a malformed id", secret, "local;reason=short-prompt", 200},
+		// No engine is at these addresses. Only a forced request goes to a prefill endpoint that is known to refuse connections.
+		{"remote", "force", "remote;reason=forced;attempts=1;candidate=0", 200},
+		{"local", "auto", "local;reason=short-prompt", 200},
+		{"failed", "auto", "refused;reason=internal", 500},
+		{"a malformed id", "auto", "local;reason=short-prompt", 200},
 	} {
 		stream, err := conn.Open(t.Context(), client.Single())
 		must(t, err)
-		must(t, stream.RequestHeaders(client.RequestHead{Method: "POST", Path: "/v1/completions", Header: http.Header{"X-Request-Id": {c.id}}}, false))
-		must(t, stream.RequestBody([]byte(`{"model":"m","prompt":"`+c.prompt+`"}`), true))
+		must(t, stream.RequestHeaders(client.RequestHead{Method: "POST", Path: "/v1/completions", Header: http.Header{"X-Request-Id": {c.id}, pd.HeaderMode: {c.mode}}}, false))
+		must(t, stream.RequestBody([]byte(`{"model":"m","prompt":"`+secret+`"}`), true))
 		for plans[c.id] == "" {
 			answer, err := stream.Recv()
 			must(t, err)
@@ -56,10 +57,10 @@ func TestRecentRequests(t *testing.T) {
 		want        recent.Picked // ID, Decision, Reason, Status, Happened
 		prefill     string
 	}{
-		{"remote", "remote", recent.Picked{ID: "remote", Decision: "remote", Reason: "uncached", Status: 200, Happened: "remote;reason=uncached;attempts=1;candidate=0"}, "127.0.0.1:9"},
+		{"remote", "remote", recent.Picked{ID: "remote", Decision: "remote", Reason: "forced", Status: 200, Happened: "remote;reason=forced;attempts=1;candidate=0"}, "127.0.0.1:9"},
 		{"local", "local", recent.Picked{ID: "local", Decision: "local", Reason: "short-prompt", Status: 200, Happened: "local;reason=short-prompt"}, ""},
 		{"failed", "failed", recent.Picked{ID: "failed", Decision: "local", Reason: "short-prompt", Status: 500, Happened: "refused;reason=internal"}, ""},
-		{"by the plan's id", plans["remote"], recent.Picked{ID: "remote", Decision: "remote", Reason: "uncached", Status: 200, Happened: "remote;reason=uncached;attempts=1;candidate=0"}, "127.0.0.1:9"},
+		{"by the plan's id", plans["remote"], recent.Picked{ID: "remote", Decision: "remote", Reason: "forced", Status: 200, Happened: "remote;reason=forced;attempts=1;candidate=0"}, "127.0.0.1:9"},
 		{"no id that can be told", plans["a malformed id"], recent.Picked{Decision: "local", Reason: "short-prompt", Status: 200, Happened: "local;reason=short-prompt"}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
