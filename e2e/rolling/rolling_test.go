@@ -246,7 +246,7 @@ func TestRollingHandoff(t *testing.T) {
 		prefill := f.startPrefill(t, 0, "127.0.0.1:0")
 		decode := harness.StartSim(t, "decode-0", "--role=decode")
 		g := harness.NewGate(t, decode.Addr, harness.Requests)
-		s := harness.StartSidecar(t, g.Addr)
+		s := harness.StartSidecar(t, g.Addr, "--hang-after=0") // a shut gate is an engine that hangs
 		want := f.Want(t, c)
 		g.Shut()
 		got := harness.Begin(t, c.Remote(prefill.Addr), s.Addr("http"), f.Model)

@@ -61,7 +61,7 @@ func keep(t *testing.T, p *harness.Pair, keeper keeperProgram) *kept {
 func keepBefore(t *testing.T, p *harness.Pair, keeper keeperProgram, decode string) *kept {
 	t.Helper()
 	k := &kept{Pair: p, keeper: keeper, toPrefill: harness.NewGate(t, p.Prefill.Addr, harness.Answers)}
-	k.sidecar = harness.StartSidecar(t, decode, append(keeper.flags(), "--lease="+p.Lease.String(), "--first-event-timeout=10m")...)
+	k.sidecar = harness.StartSidecar(t, decode, append(keeper.flags(), "--lease="+p.Lease.String(), "--first-event-timeout=10m", "--hang-after=0")...) // gates are shut for long
 	k.meet(t)
 	return k
 }

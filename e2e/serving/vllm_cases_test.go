@@ -156,7 +156,7 @@ type heldLeg struct {
 func holdLeg(t *testing.T, p *harness.Pair, stream bool) *heldLeg {
 	t.Helper()
 	l := &heldLeg{pair: p, stream: stream, gate: harness.NewGate(t, p.Decode.Addr, harness.Requests), got: make(chan harness.Reply, 1)}
-	l.sidecar = harness.StartSidecar(t, l.gate.Addr, "--first-event-timeout=10m")
+	l.sidecar = harness.StartSidecar(t, l.gate.Addr, "--first-event-timeout=10m", "--hang-after=0") // the gate is shut for long
 	c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
 	// The engines have met, so that decode has a connection that breaks.
 	harness.MustMatch(t, harness.MustSend(t, c.Remote(p.Prefill.Addr), l.sidecar.Addr("http"), p.Model), stream, p.Want(t, c))
