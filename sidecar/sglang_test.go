@@ -29,7 +29,7 @@ type sglangPair struct {
 
 	mu     sync.Mutex
 	met    map[string]*sglangRoom // by bootstrap_room
-	aborts []string               // rids, with the role before them
+	aborts []string               // rids, with the role before them, each once: they are sent again
 }
 
 // sglangRoom is where two legs meet.
@@ -105,7 +105,9 @@ func (p *sglangPair) serve(t *testing.T, role string, leg act) act {
 		case "/abort_request":
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			p.aborts = append(p.aborts, role+" "+r.body)
+			if abort := role + " " + r.body; !slices.Contains(p.aborts, abort) {
+				p.aborts = append(p.aborts, abort)
+			}
 		case "/ready", "/v1/models", "/v1/models/org/name":
 		default:
 			if p.mode == "null" && role == "decode" {

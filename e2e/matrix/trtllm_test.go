@@ -39,7 +39,7 @@ func startTRTLLM(t *testing.T, r row, role pd.Role) *engine {
 	t.Helper()
 	data, admin := listen(t)
 	cfg := trtllm.Config{MaxSeqLen: 512, Blocks: 40, Times: trtllm.Times{Transfer: lease}}
-	if role == pd.RoleDecode && (r.action == kill || r.prefill.Fault != "") {
+	if role == pd.RoleDecode && (r.action == kill || r.prefill.Fault != "" || r.protocol.name == "trtllm-generation-first") {
 		cfg.Times.Transfer = shortly
 	}
 	s, err := server.ServeTRTLLM(cfg, data, admin)
@@ -139,7 +139,8 @@ hand-off that is not used [by decode].
 const generationFirstHead = `What a client gets from TensorRT-LLM's engines, generation first, as matrix.txt shows it for vLLM's.
 
 Each case holds for streams and whole answers, for chat and completions, unless it says otherwise. The engines are simulated. Both legs
-are sent at once, and both are cancelled when an attempt is given up: neither engine then holds anything of it.
+are sent at once, and both are cancelled when an attempt is given up: neither engine then holds anything of it. Only a generation engine
+that waits for a context leg which was cancelled on its way keeps its blocks for kv_transfer_timeout_ms.
 `
 
 // bodyOfTRTLLM is body for TensorRT-LLM's engines, which refuse members that they do not know.

@@ -286,12 +286,15 @@ func (p *legPair) abort() {
 	legs.background(func() { legs.abort(r, a, p.target) })
 }
 
+// abortAgain is how long after the first request to abort the second one is sent: an engine forgets the first at once, and may read a leg
+// later that was sent shortly before it, on another connection. A busy engine's server takes some 100 ms for that.
+const abortAgain = 300 * time.Millisecond
+
 // abort asks both engines to abort the legs of an attempt.
 func (legs *Legs) abort(r releasing, a dialect.Aborter, target pd.Target) {
-	atPrefill := make(chan error, 1) // at the same time: one of the engines may not answer
-	go func() { atPrefill <- legs.sendAbort(legs.Prefill(target), r, a, pd.RolePrefill) }()
-	err := legs.sendAbort(legs.Decode, r, a, pd.RoleDecode)
-	err = errors.Join(<-atPrefill, err)
+	err := legs.sendAborts(r, a, target)
+	<-time.After(abortAgain)
+	err = errors.Join(legs.sendAborts(r, a, target), err)
 	result := "ok"
 	if err != nil {
 		result = "failed"
@@ -300,6 +303,14 @@ func (legs *Legs) abort(r releasing, a dialect.Aborter, target pd.Target) {
 	legs.Metrics.Releases.WithLabelValues(wayAbort, result).Inc()
 	r.record.release(wayAbort, result, err)
 	endRelease(r.span, wayAbort, err)
+}
+
+// sendAborts asks each engine to abort its leg.
+func (legs *Legs) sendAborts(r releasing, a dialect.Aborter, target pd.Target) error {
+	atPrefill := make(chan error, 1) // at the same time: one of the engines may not answer
+	go func() { atPrefill <- legs.sendAbort(legs.Prefill(target), r, a, pd.RolePrefill) }()
+	err := legs.sendAbort(legs.Decode, r, a, pd.RoleDecode)
+	return errors.Join(<-atPrefill, err)
 }
 
 // sendAbort asks one engine to abort its leg.
