@@ -163,6 +163,13 @@ func (v *vigil) hears() {
 	v.came()
 }
 
+// begins notes that the client gets the answer from now on, if only its headers, so that it cannot come from elsewhere.
+func (v *vigil) begins() {
+	if v != nil {
+		v.heard.Store(max(1, int64(time.Since(v.began))))
+	}
+}
+
 // over ends the vigil. answered says that what it waited for has come.
 func (v *vigil) over(answered bool) {
 	if v == nil {

@@ -213,6 +213,21 @@ func TestHungStream(t *testing.T) {
 	})
 }
 
+// An answer has begun for its client when its headers are sent on.
+func TestHungBehindHeaders(t *testing.T) {
+	withHungList(t, func(f *hungFixture) {
+		v, failed := f.leg(waitFirst)
+		<-time.After(10 * time.Millisecond)
+		v.begins()
+		f.stop(true)
+		f.mustGoOn(failed, 5*time.Second)
+		f.stop(false)
+		f.mustGoOn(failed, time.Minute)
+		v.hears()
+		v.over(true)
+	})
+}
+
 // An engine without legs is not probed, and one that hangs for a minute without requests no more.
 func TestHungEngineIsForgotten(t *testing.T) {
 	withHungList(t, func(f *hungFixture) {

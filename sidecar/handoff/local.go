@@ -92,6 +92,7 @@ func (x *Exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 		return x.localFailure(source, err)
 	}
 	v.reads(resp)
+	v.begins()
 	defer resp.Body.Close()
 	source.Answered()
 	x.legs.Metrics.leg("local", resp.StatusCode, time.Since(sent))
