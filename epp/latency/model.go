@@ -94,7 +94,7 @@ func (m *Model) known(e *epp.Endpoint) *engine {
 	return nil
 }
 
-// engine returns what is known of an endpoint, and makes room for it.
+// engine returns what is known of an endpoint, and makes an entry if there is none.
 func (m *Model) engine(e *epp.Endpoint) *engine {
 	if one := m.known(e); one != nil {
 		return one

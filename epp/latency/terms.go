@@ -27,7 +27,7 @@ var handoffPrior = usual(vector{0.030, 0.007, 0.005}, vector{0.030, 0.010, 0.010
 
 func handoffTerms(moved int, answers float64) vector { return vector{1, kilo(moved), answers / 16} }
 
-// The terms of the time of a step that generates a token for each answer, without prompts beside: what every step takes, each 16 answers,
+// The terms of the time of a step that generates a token for each answer, while it computes no prompts: what every step takes, each 16 answers,
 // and each 100,000 tokens of their contexts. The prior is between the engines whose step times are published: 6 to 28 ms, 0.01 to 0.07
 // ms for an answer, 0.03 to 0.2 ms for 1,000 tokens of context.
 var tokenPrior = usual(vector{0.015, 0.0005, 0.004}, vector{0.015, 0.001, 0.004})

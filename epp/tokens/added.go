@@ -11,7 +11,7 @@ import (
 // added is one of a file's added tokens: a text that is found before anything else is done, such as <|im_start|>.
 type added struct {
 	id         uint32
-	singleWord bool // only where no letter or digit is beside it
+	singleWord bool // only where no letter or digit is next to it
 	lstrip     bool // with the spaces before it
 	rstrip     bool // with the spaces after it
 }

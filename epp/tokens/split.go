@@ -25,7 +25,7 @@ const (
 	removed                            // no piece
 	mergedWithPrevious                 // a part of the piece before it
 	mergedWithNext                     // a part of the piece after it
-	contiguous                         // a piece together with the matches beside it
+	contiguous                         // a piece together with the matches before and after it
 )
 
 var behaviors = map[string]behavior{"Isolated": isolated, "Removed": removed, "MergedWithPrevious": mergedWithPrevious,

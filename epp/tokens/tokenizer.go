@@ -10,7 +10,7 @@ import (
 
 // Tokenizer turns text into token ids. Its methods may be called from several goroutines at once.
 type Tokenizer struct {
-	raw         *finder // added tokens that are found in the text as it comes
+	raw         *finder // added tokens that are found in the text before it is normalized
 	normalizers normalizers
 	normal      *finder // added tokens that are found in normalised text
 	splits      []split

@@ -16,7 +16,7 @@ import (
 // Version is the version of TensorRT-LLM whose source this engine follows.
 const Version = "1.2.0"
 
-// Config describes one engine. The zero value of every field means the default named beside it.
+// Config describes one engine. The zero value of every field means the default in its comment.
 type Config struct {
 	// Model gives sizes and speeds; default: the built-in model "tiny".
 	Model model.Model

@@ -112,7 +112,7 @@ func TestCostOfQueues(t *testing.T) {
 
 	p = newPair(t)
 	p.learn(usual, usual, 5*time.Millisecond)
-	p.want(pd.Local, "decode has room", 4000, 0)
+	p.want(pd.Local, "nothing waits at decode", 4000, 0)
 	p.decode.Load.Signals.Set(epp.Waiting, 5)
 	p.want(pd.Remote, "requests wait at decode, which a prompt would delay", 4000, 0)
 	p.decode.Load.Signals.Set(epp.Delayed, 5)
