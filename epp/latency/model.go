@@ -101,10 +101,6 @@ func (m *Model) engine(e *epp.Endpoint) *engine {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.engineLocked(e)
-}
-
-func (m *Model) engineLocked(e *epp.Endpoint) *engine {
 	if one := m.known(e); one != nil {
 		return one
 	}
@@ -219,6 +215,9 @@ func seconds(s float64) time.Duration { return time.Duration(max(0, s) * float64
 
 // Sent notes where a request is sent: its endpoint may compute prompts while it generates answers.
 func (m *Model) Sent(d *epp.Decision) {
+	for i := range d.Picks {
+		m.engine(d.Picks[i].Endpoints[0])
+	}
 	now, first := m.clock.Now(), &d.Picks[0]
 	one := m.engine(first.Endpoints[0])
 	if first.Seen != nil {

@@ -72,6 +72,14 @@ func outcome(decode, prefill *epp.Candidate, tokens, cached int, prompt, handoff
 		Result: &pd.AnswerSummary{End: pd.EndDone, Prompt: int64(tokens), Cached: int64(cached), Completion: completion}}
 }
 
+// served has a request sent, and end.
+func served(m *Model, o *epp.Outcome) {
+	sent := *o.Decision
+	sent.Tokens, sent.Cached = 0, 0 // no load that the test does not want
+	m.Sent(&sent)
+	m.Observe(o)
+}
+
 func near(t *testing.T, what string, got, want time.Duration, by float64) {
 	t.Helper()
 	if math.Abs(float64(got)/float64(want)-1) > by {
@@ -90,8 +98,8 @@ func TestModelLearnsEachEngine(t *testing.T) {
 	for i := range 60 {
 		clock.advance(time.Second)
 		tokens := 500 + 211*i%9000
-		m.Observe(outcome(&d, &fast, tokens, 0, 20*time.Millisecond+perK(tokens, 20*time.Millisecond), 30*time.Millisecond+perK(tokens, 5*time.Millisecond), 20*time.Millisecond))
-		m.Observe(outcome(&d, &slow, tokens, 0, 20*time.Millisecond+perK(tokens, 80*time.Millisecond), 30*time.Millisecond+perK(tokens, 60*time.Millisecond), 20*time.Millisecond))
+		served(m, outcome(&d, &fast, tokens, 0, 20*time.Millisecond+perK(tokens, 20*time.Millisecond), 30*time.Millisecond+perK(tokens, 5*time.Millisecond), 20*time.Millisecond))
+		served(m, outcome(&d, &slow, tokens, 0, 20*time.Millisecond+perK(tokens, 80*time.Millisecond), 30*time.Millisecond+perK(tokens, 60*time.Millisecond), 20*time.Millisecond))
 	}
 	const tokens = 4000
 	near(t, "fast prefill", m.Prompt(&fast, tokens, 0).Time, 100*time.Millisecond, 0.15)
@@ -182,7 +190,7 @@ func TestModelForgetsEndpoints(t *testing.T) {
 	m := NewModel(&handClock{now: time.Unix(100, 0)})
 	d, old := candidate(endpoint(1, "decode"), 8), candidate(endpoint(2, "prefill"), 0)
 	late := outcome(&d, &old, 4000, 0, time.Minute, time.Minute, 20*time.Millisecond)
-	m.Observe(late)
+	served(m, late)
 	if m.Prompt(&old, 4000, 0).Known == 0 || m.Handoff(&old, &d, 4000).Known == 0 {
 		t.Fatal("nothing was learnt")
 	}
@@ -194,8 +202,9 @@ func TestModelForgetsEndpoints(t *testing.T) {
 	if e := m.Handoff(&next, &d, 4000); e.Known != 0 {
 		t.Errorf("its link has %.1f outcomes", e.Known)
 	}
-	m.Observe(outcome(&d, &next, 4000, 0, 200*time.Millisecond, 50*time.Millisecond, 20*time.Millisecond))
+	served(m, outcome(&d, &next, 4000, 0, 200*time.Millisecond, 50*time.Millisecond, 20*time.Millisecond))
 	m.EndpointLeft(old.Endpoint) // told late
+	m.Observe(late)              // ended late
 	if e := m.Prompt(&next, 4000, 0); e.Known == 0 {
 		t.Error("the next endpoint of the slot was forgotten for the one before")
 	}
@@ -208,7 +217,7 @@ func TestModelGivesAnotherChance(t *testing.T) {
 	d, good, bad := candidate(endpoint(1, "decode"), 8), candidate(endpoint(2, "prefill"), 0), candidate(endpoint(3, "prefill"), 0)
 	observe := func(p *epp.Candidate, prompt, handoff time.Duration) {
 		clock.advance(time.Second)
-		m.Observe(outcome(&d, p, 4000, 0, prompt, handoff, 20*time.Millisecond))
+		served(m, outcome(&d, p, 4000, 0, prompt, handoff, 20*time.Millisecond))
 	}
 	for range 50 {
 		observe(&good, 200*time.Millisecond, 50*time.Millisecond)

@@ -28,7 +28,10 @@ func (m *Model) Observe(o *epp.Outcome) {
 	begun, ok := o.Phases.Get(pd.PhaseFirst)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	decode, seen := m.engineLocked(first), d.Picks[0].Seen
+	decode, seen := m.known(first), d.Picks[0].Seen
+	if decode == nil {
+		return // it has left, and its slot may be that of another
+	}
 	answers := answersOf(&seen.Load, seen.InFlight)
 	switch {
 	case !ok:
@@ -36,7 +39,7 @@ func (m *Model) Observe(o *epp.Outcome) {
 		x := promptTerms(d.Tokens-d.Cached, d.Cached, seen.InFlight.Tokens, answers)
 		m.learn(now, decode, (*fits).ofPrompt, &promptPrior, &x, begun)
 	default:
-		m.remote(now, o, begun, answers)
+		m.remote(now, o, decode, begun, answers)
 	}
 	if took, ok := o.Phases.Get(pd.PhaseDecode); ok && o.Result.Completion >= fewestTokens {
 		x := tokenTerms(answers+1, contextOf(&seen.Load)+float64(d.Tokens))
@@ -50,7 +53,7 @@ func (m *Model) Observe(o *epp.Outcome) {
 }
 
 // remote learns from a request whose prompt another engine computed.
-func (m *Model) remote(now time.Time, o *epp.Outcome, begun time.Duration, answers float64) {
+func (m *Model) remote(now time.Time, o *epp.Outcome, decode *engine, begun time.Duration, answers float64) {
 	d := o.Decision
 	for i := range d.Picks {
 		p := &d.Picks[i]
@@ -58,7 +61,10 @@ func (m *Model) remote(now time.Time, o *epp.Outcome, begun time.Duration, answe
 		if !p.Row.Split || p.Seen == nil || !ok {
 			continue
 		}
-		prefill := m.engineLocked(p.Endpoints[0])
+		prefill := m.known(p.Endpoints[0])
+		if prefill == nil {
+			continue
+		}
 		x := promptTerms(d.Tokens-p.Seen.Cached, p.Seen.Cached, p.Seen.InFlight.Tokens, answersOf(&p.Seen.Load, p.Seen.InFlight))
 		m.learn(now, prefill, (*fits).ofPrompt, &promptPrior, &x, took)
 		prefill.publish()
@@ -67,15 +73,13 @@ func (m *Model) remote(now time.Time, o *epp.Outcome, begun time.Duration, answe
 		overlap, _ := o.Phases.Get(pd.PhaseOverlap)
 		took = max(0, handoff+begun-overlap)
 		x = handoffTerms(d.Tokens-d.Cached, answers)
-		first := d.Picks[0].Endpoints[0]
-		m.learn(now, m.engineLocked(first), (*fits).ofHandoff, &handoffPrior, &x, took)
-		m.learnLink(now, p.Endpoints[0], first, &x, took)
+		m.learn(now, decode, (*fits).ofHandoff, &handoffPrior, &x, took)
+		m.learnLink(now, p.Endpoints[0], decode, &x, took)
 	}
 }
 
 // learnLink adds an outcome to what is known of hand-offs from one endpoint to another.
-func (m *Model) learnLink(now time.Time, from, to *epp.Endpoint, x *vector, took time.Duration) {
-	one := m.engineLocked(to)
+func (m *Model) learnLink(now time.Time, from *epp.Endpoint, one *engine, x *vector, took time.Duration) {
 	l := one.link(from)
 	if l == nil {
 		l = &link{from: from}

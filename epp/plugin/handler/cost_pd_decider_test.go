@@ -50,6 +50,9 @@ func (p *pair) learn(local, remote, handoff time.Duration) {
 				phases.Set(pd.PhasePrefill, perK(remote))
 				phases.Set(pd.PhaseFirst, 10*time.Millisecond+perK(handoff))
 			}
+			sent := *d
+			sent.Tokens = 0
+			p.decider.Picked(nil, nil, &sent)
 			p.decider.Observe(&epp.Outcome{Decision: d, Phases: phases, Result: &pd.AnswerSummary{End: pd.EndDone, Completion: 101}})
 		}
 	}
