@@ -14,6 +14,7 @@ var noticing = set(func(c *Config) { c.Engine.HangAfter = 100 * time.Millisecond
 
 // A prefill pod that hangs costs its first request some time, and later ones none: the next candidate computes their prompts.
 func TestHungPrefill(t *testing.T) {
+	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		hung, good, decode := startEngine(t, hangs), startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
 		hung.hang()
@@ -46,6 +47,7 @@ func TestPrefillHangsAfterItsAnswer(t *testing.T) {
 // Requests to a decode engine that hangs are refused, so that another pod serves them: the first one after some time, and all others,
 // with the metrics page, at once.
 func TestHungDecode(t *testing.T) {
+	t.Parallel()
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			both(t, func(t *testing.T, q question) {
@@ -73,8 +75,10 @@ func TestHungDecode(t *testing.T) {
 
 // A stream whose engine hangs after its first event ends with an error, and not when its client gives up.
 func TestStreamHangs(t *testing.T) {
+	t.Parallel()
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			var decode *fakeEngine
 			prefill := startEngine(t, offering(handoffParams))
 			decode = startEngine(t, then(streams(firstEvent), func(w http.ResponseWriter, r *asked) { decode.hang(); hangs(w, r) }))

@@ -143,6 +143,7 @@ func TestMooncakeEndsWithItsFirstToken(t *testing.T) {
 
 // A prefill pod that ends after its answer leaves decode waiting, which the sidecar notices.
 func TestMooncakePrefillEndsAfterItsAnswer(t *testing.T) {
+	t.Parallel()
 	for _, stream := range []string{"false", "true"} {
 		p := startMooncakePair(t, nil, nil)
 		gone := startEngine(t, says(http.StatusOK, "application/json", mooncakePrefilled))

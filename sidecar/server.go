@@ -124,12 +124,12 @@ func (s *Server) chooseDialect() error {
 
 // askPod implements dialect.Options.Ask.
 func (s *Server) askPod(ctx context.Context, prefill pd.Target, path string) ([]byte, error) {
-	return s.prefillEngine(prefill).Page(ctx, path)
+	return s.prefillEngine(prefill).Page(ctx, path, transport.ProbeTimeout)
 }
 
 // askBootstrap implements dialect.Options.AskBootstrap.
 func (s *Server) askBootstrap(ctx context.Context, server pd.Target, path string) ([]byte, error) {
-	return transport.Engine{Transport: s.bootstrap, URL: transport.Scheme(nil) + server.String()}.Page(ctx, path)
+	return transport.Engine{Transport: s.bootstrap, URL: transport.Scheme(nil) + server.String()}.Page(ctx, path, transport.ProbeTimeout)
 }
 
 // legsConfig returns the configuration of the legs of the first rank.

@@ -16,6 +16,7 @@ import (
 // A prefill engine is started anew, and decode does not notice: it sends its pages to where the engine was before. The sidecar finds
 // out, has decode forget that, and sends no request there meanwhile.
 func TestSGLangPrefillRestarted(t *testing.T) {
+	t.Parallel()
 	patient := func(c *sglang.Config) {
 		c.Times.Heartbeat, c.Times.Bootstrap = time.Hour, time.Hour // decode does not notice by itself
 		c.Times.Waiting = 6 * time.Second

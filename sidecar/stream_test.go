@@ -419,9 +419,11 @@ func endless(wrote chan<- int) act {
 
 // A client that stays and does not read loses its answer, over either protocol, and the engine is told.
 func TestClientThatDoesNotRead(t *testing.T) {
+	t.Parallel()
 	for name, way := range ways {
 		for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
 			t.Run(name+" "+protocol, func(t *testing.T) {
+				t.Parallel()
 				wrote := make(chan int, 1)
 				s, header := serve(t, way, handoffParams, endless(wrote), set(func(c *Config) { c.Trust.AnswerPause = shortPause }))
 				front := httptest.NewUnstartedServer(s)

@@ -134,7 +134,7 @@ func TestStrippedHeaders(t *testing.T) {
 	}{
 		{"both legs", http.MethodPost, completionsPath, bothPrefill, bothDecode, true, "/v1/completions, /v1/completions"},
 		{"legs aborted, then local", http.MethodPost, completionsPath, failingPrefill, waitingDecode, true,
-			"/meeting/abort /v1/completions, /meeting/abort /v1/completions /v1/completions"},
+			"/meeting/abort /meeting/abort /v1/completions, /meeting/abort /meeting/abort /v1/completions /v1/completions"},
 		{"local", http.MethodPost, completionsPath, answers, answers, false, ", /v1/completions"},
 		{"passed through, with a body", http.MethodPost, "/tokenize", answers, answers, false, ", /tokenize"},
 		{"passed through", http.MethodGet, "/v1/models", answers, answers, false, ", /v1/models"},

@@ -149,8 +149,8 @@ func TestWarmupHandOffFailsAtOnce(t *testing.T) {
 				t.Errorf("%v, want something with %q", err, c.err)
 			}
 			for name, e := range map[string]*fakeEngine{"prefill": prefill, "decode": decode} {
-				if seen := e.requests(); len(seen) != 2 || seen[1].URL.Path != "/meeting/abort" {
-					t.Errorf("%s was asked %d times, want a leg and its abort", name, len(seen))
+				if seen := e.requests(); len(seen) != 3 || seen[1].URL.Path != "/meeting/abort" || seen[2].URL.Path != "/meeting/abort" {
+					t.Errorf("%s was asked %d times, want a leg and its abort, which is sent twice", name, len(seen))
 				}
 			}
 			s.mustCount(t, 1, "tandem_kv_release_total")

@@ -30,6 +30,10 @@ type engineMode struct {
 // started anew.
 const modeTrust = 10 * time.Second
 
+// modeTimeout is how long the local engine has to tell its mode. It is asked for requests that would fail otherwise, and a server that
+// is busy with others' bodies answers late.
+const modeTimeout = 5 * time.Second
+
 // reachableFor is how long after an accepted connection the engine is taken to accept others: short for a request, and long
 // enough to add few connections to those of requests. A leg that fails ends that time.
 const reachableFor = 100 * time.Millisecond
@@ -65,7 +69,7 @@ func (legs *Legs) whole(ctx context.Context) (bool, error) {
 	if mode := legs.localEngine.mode.Load(); mode != nil && legs.Now().Sub(mode.asked) < modeTrust {
 		return mode.whole, nil
 	}
-	answer, err := legs.Decode.Page(ctx, d.ModePath())
+	answer, err := legs.Decode.Page(ctx, d.ModePath(), modeTimeout)
 	if err != nil {
 		return false, err
 	}

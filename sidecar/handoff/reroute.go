@@ -50,9 +50,9 @@ var errMisrouted = errors.New("the prefill pod was started anew, and the decode 
 func (legs *Legs) misrouted(ctx context.Context, a dialect.Rerouter, t pd.Target) bool {
 	misrouted, err := a.Misrouted(ctx, func(ctx context.Context, role pd.Role, path string) ([]byte, error) {
 		if role == pd.RolePrefill {
-			return legs.Prefill(t).Page(ctx, path)
+			return legs.Prefill(t).Page(ctx, path, transport.ProbeTimeout)
 		}
-		return legs.Decode.Page(ctx, path)
+		return legs.Decode.Page(ctx, path, transport.ProbeTimeout)
 	})
 	if err != nil && ctx.Err() == nil {
 		legs.warnings.Warn("a silent attempt, of which it is not known whether decode looks for a former process", "target", t.String(), "error", err)

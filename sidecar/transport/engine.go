@@ -49,9 +49,9 @@ func (e Engine) Healthy(ctx context.Context) error {
 // maxPage limits a page of an engine (bytes).
 const maxPage = 1 << 20
 
-// Page gets a page of the engine, within ProbeTimeout.
-func (e Engine) Page(ctx context.Context, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, ProbeTimeout)
+// Page gets a page of the engine, which has this long to answer.
+func (e Engine) Page(ctx context.Context, path string, within time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+path, nil)
 	if err != nil {
