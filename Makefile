@@ -168,7 +168,7 @@ gobench: modules ## run the benchmarks in the code (PKG, BENCH, BENCHTIME)
 
 .PHONY: fuzz
 fuzz: modules ## run every fuzz target for FUZZTIME, two on each core at a time
-	@FUZZTIME=$(FUZZTIME) .ci/fuzz
+	@FUZZTIME=$(FUZZTIME) FUZZDEPS=$(FUZZDEPS) .ci/fuzz
 
 .PHONY: lint
 lint: .tools/staticcheck .tools/actionlint .tools/helm ## vet, format, staticcheck, the workflows, and the chart
