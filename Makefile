@@ -55,6 +55,7 @@ test: ## run the unit tests, and those on simulated engines and the real Envoy: 
 .PHONY: test-all
 test-all: modules tools ## run all tests but those on real engines, with the race detector
 	go test -race -timeout=20m $(TESTFLAGS) $(PKG)
+	go test -run '^TestIDsAreTheReferences$$' $(TESTFLAGS) ./epp/tokens
 	cd $(KUBE_MODULE) && go test -race -timeout=20m $(TESTFLAGS) ./...
 	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl $(TESTFLAGS) $(NIXL_TESTED)
 	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl -run '^TestNIXL' $(TESTFLAGS) $(NIXL_USERS)
