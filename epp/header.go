@@ -1,12 +1,16 @@
 package epp
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/tandem-serving/tandem/pd"
+)
 
 // Names of the endpoint picker protocol (gateway API inference extension, proposal 004): headers, and keys of the dynamic
 // metadata in the namespaces beneath.
 const (
 	// HeaderDestination carries the picked endpoints, ip:port[,ip:port…], best first.
-	HeaderDestination = "x-gateway-destination-endpoint"
+	HeaderDestination = pd.HeaderDestination
 	// HeaderServed names the endpoint that served the request, which may be a later one of the list.
 	HeaderServed = "x-gateway-destination-endpoint-served"
 	// HeaderSubset lists the endpoints that a gateway allows.

@@ -16,6 +16,9 @@ const (
 	// HeaderRank carries the ip:port of the rank that a request is for, where the gateway sends it to the sidecar's first port. llm-d's
 	// name.
 	HeaderRank = "x-data-parallel-host-port"
+	// HeaderDestination carries the endpoints that may serve the request, ip:port[,ip:port…], best first. The endpoint picker protocol's
+	// name.
+	HeaderDestination = "x-gateway-destination-endpoint"
 	// HeaderPlan carries the picker's plan to the sidecar: see Plan.
 	HeaderPlan = "x-tandem-plan"
 	// HeaderAuth carries the secret shared by picker and sidecar, where one is configured.
@@ -36,6 +39,8 @@ const (
 	HeaderTiming = "server-timing"
 	// HeaderOutcome reports how an answer ended, as a trailer on streams: see AnswerSummary.
 	HeaderOutcome = "x-tandem-outcome"
+	// HeaderContinued tells, as a trailer of streams, how often another engine has gone on with the answer; absent if none has.
+	HeaderContinued = "x-tandem-continued"
 	// HeaderRetry is on a 502 or 503, or on the 500 or 504 of an engine that has died, if nothing was sent to the client, so
 	// that another decode pod may try.
 	HeaderRetry = "x-tandem-retry"

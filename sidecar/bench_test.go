@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"math"
 	"net"
@@ -187,6 +188,45 @@ func BenchmarkStream(b *testing.B) {
 	b.Run("sidecar/local", func(b *testing.B) { drive(b, s.Handler(), body, n) })
 	b.Run("sidecar/remote", func(b *testing.B) { drive(b, s.Handler(), body, n, pd.HeaderPrefill, prefill) })
 	b.Run("baseline", func(b *testing.B) { drive(b, proxy, body, n) })
+}
+
+// idsAnswer returns a stream of n events in vLLM's form, with token ids or without.
+func idsAnswer(n int, ids bool) []byte {
+	var b bytes.Buffer
+	b.WriteString("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+	for i := range n {
+		prompt, token := "null", "null"
+		if ids {
+			token = "[12345]"
+		}
+		if ids && i == 0 {
+			prompt = "[1" + strings.Repeat(",23456", 255) + "]"
+		}
+		finish := "null"
+		if i == n-1 {
+			finish = `"length"`
+		}
+		event := fmt.Sprintf(`data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" hello","logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":%s}]}`+"\n\n",
+			finish, prompt, token)
+		b.WriteString(strconv.FormatInt(int64(len(event)), 16) + "\r\n" + event + "\r\n")
+	}
+	b.WriteString(strconv.FormatInt(int64(len(doneEvent)), 16) + "\r\n" + doneEvent + "\r\n0\r\n\r\n")
+	return b.Bytes()
+}
+
+// BenchmarkStreamThatMayGoOn measures what it costs, while no engine dies, that a stream could go on elsewhere.
+func BenchmarkStreamThatMayGoOn(b *testing.B) {
+	const events = 200
+	prefill := rawEngine(b, httpAnswer("application/json", offer(handoffParams)))
+	n, body := bodyLength(b, idsAnswer(events, false)), streamed(promptOf(1<<10))
+	b.Run("never", func(b *testing.B) {
+		s := startRig(b, rawEngine(b, idsAnswer(events, false)))
+		drive(b, s.Handler(), body, n, pd.HeaderPrefill, prefill)
+	})
+	b.Run("may", func(b *testing.B) {
+		s := startRig(b, rawEngine(b, idsAnswer(events, true)), goesOn)
+		drive(b, s.Handler(), body, n, pd.HeaderPrefill, prefill)
+	})
 }
 
 func streamed(body string) string { return strings.Replace(body, "{", `{"stream":true,`, 1) }

@@ -21,6 +21,7 @@ type Config struct {
 	Engine   Engine   `group:"Decode engine"`
 	Prefill  Prefill  `group:"Prefill"`
 	Fallback Fallback `group:"Fallback and release"`
+	Continue Continue `group:"Streams that go on elsewhere"`
 	Keep     Keep     `group:"Holding and releasing over NIXL"`
 	Trust    Trust    `group:"Trust and limits"`
 	Tell     Tell     `group:"What is told about requests"`
@@ -77,6 +78,15 @@ type Fallback struct {
 	Drain time.Duration `flag:"drain-timeout" help:"how long running requests may go on after SIGTERM"`
 }
 
+// Continue says which streams go on at another engine when theirs dies or hangs.
+type Continue struct {
+	Times     int  `flag:"continue-times" arg:"NUMBER" help:"how often a stream of chat or completions whose decode engine dies or hangs may go on at another engine; 0: it ends with an error. Requests that may go on are buffered also if they are not split, and their engine is asked for token ids"`
+	OnPrefill bool `flag:"continue-on-prefill" help:"let such a stream go on at a prefill pod of its request if no other decode pod can take it"`
+	Burst     int  `flag:"continue-burst" arg:"STREAMS" help:"how many streams may go on at once; each request that comes allows a tenth of one more"`
+	// Memory bounds the token ids that are kept, over all streams, in bytes. The program declares the flag.
+	Memory int64
+}
+
 // Keep configures notices to prefill engines, and the warm-up.
 type Keep struct {
 	// Notifier reaches the prefill engines' agents. nil: only decode releases hand-offs. The sidecar does not close it. The
@@ -130,9 +140,10 @@ func Defaults() Config {
 			Lease: 30 * time.Second, // vLLM's default kv_lease_duration
 			Drain: 60 * time.Second,
 		},
-		Keep:  Keep{SideChannel: 5600},
-		Tell:  Tell{Recent: 1000},
-		Trust: Trust{PDHeader: "on", BodyPause: 30 * time.Second, AnswerPause: 5 * time.Minute, BodyLimit: 64 << 20, BufferLimit: 512 << 20},
+		Continue: Continue{Burst: 256, Memory: 256 << 20},
+		Keep:     Keep{SideChannel: 5600},
+		Tell:     Tell{Recent: 1000},
+		Trust:    Trust{PDHeader: "on", BodyPause: 30 * time.Second, AnswerPause: 5 * time.Minute, BodyLimit: 64 << 20, BufferLimit: 512 << 20},
 	}
 }
 
@@ -167,7 +178,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 		n    int
 	}{
 		{"max-idle-conns-per-host", c.Engine.IdleConns}, {"prefill-max-retries", c.Prefill.MaxRetries}, {"fallback-burst", c.Fallback.Burst},
-		{"prefill-block-size", c.Prefill.BlockSize}, {"kv-block-bytes", int(c.Prefill.BlockBytes)},
+		{"continue-times", c.Continue.Times}, {"continue-burst", c.Continue.Burst}, {"prefill-block-size", c.Prefill.BlockSize}, {"kv-block-bytes", int(c.Prefill.BlockBytes)},
 		{"slow-request", int(c.Tell.Slow)}, {"recent-requests", c.Tell.Recent}, {"prefill-retry-backoff", int(c.Prefill.RetryBackoff)}, {"hang-after", int(c.Engine.HangAfter)},
 	} {
 		if n.n < 0 {
@@ -193,6 +204,9 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	}
 	if c.Keep.WarmUp && c.Prefill.Discovery == "" {
 		report("warm-up", "says how to warm up, but not whom: set --prefill-discovery as well")
+	}
+	if c.Continue.Memory < 0 {
+		report("continue-memory", "must not be negative")
 	}
 	if c.Trust.BodyLimit < 1 {
 		report("body-limit", "must be at least 1 byte")

@@ -15,6 +15,7 @@ import (
 func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API, of rankOf) {
 	start := time.Now()
 	s.budget.Earn()
+	s.goesOn.Budget.Earn()
 	rank, refusal := of(r.Header)
 	x := rank.legs.Begin(w, r, api, start)
 	defer x.Close()
@@ -47,7 +48,7 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 	}
 	split := route.Verdict == pd.Remote && x.API.Splittable()
 	check, checks := s.dialect.(dialect.Checker)
-	if checks = checks && check.Checks(x.API); !split && !checks {
+	if checks = checks && check.Checks(x.API); !split && !checks && !s.keeps(x.API, r.ContentLength) {
 		return x.StreamLocal()
 	}
 	req, err := s.intake.Receive(r, &x.Body, x.API, &x.Buffer)
@@ -63,6 +64,16 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 		return x.Local(req)
 	}
 	return x.Split(req)
+}
+
+// maxKept is the largest body of a request for one engine that is buffered so that its stream can go on elsewhere (bytes).
+const maxKept = 4 << 20
+
+// keeps reports whether a request that one engine serves is buffered, because its stream may go on elsewhere. While memory for bodies
+// is scarce, or if the length is not known, it is passed on as it arrives.
+func (s *Server) keeps(api pd.API, length int64) bool {
+	_, able := s.dialect.(dialect.Continuer)
+	return able && s.goesOn.Times > 0 && (api == pd.APICompletions || api == pd.APIChat) && length >= 0 && length <= maxKept && !s.intake.Scarce()
 }
 
 // finish records what happened.

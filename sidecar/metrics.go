@@ -65,11 +65,13 @@ func newMetrics(reg prometheus.Registerer, g gauges, links *handoff.Links) *metr
 			Help: "Releases of hand-offs that decode will not read, by way and result."}, []string{"way", "result"}),
 		Stranded: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_kv_stranded_total",
 			Help: "Hand-offs that could not be released for certain: their blocks may stay pinned until the lease expires."}),
+		Continued: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_continuations_total",
+			Help: "Streams that broke off, by cause and whether another engine went on with them, or why not. With the cause none: streams that have begun and could not."}, []string{"cause", "result"}),
 		Inflight: inflight.MustCurryWith(prometheus.Labels{"component": component}),
 	}
 	m.handoff.Links = links
 	m.observeClients(reg)
-	reg.MustRegister(m.requests, m.phases, m.warmups, inflight, m.handoff.Legs, m.handoff.HandoffAge, m.handoff.Retries, m.handoff.Releases,
+	reg.MustRegister(m.requests, m.phases, m.warmups, inflight, m.handoff.Legs, m.handoff.HandoffAge, m.handoff.Retries, m.handoff.Releases, m.handoff.Continued,
 		m.handoff.Stranded, links,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_fallback_tokens",
 			Help: "Requests planned remote that may still be prefilled locally now."}, g.fallbackTokens),

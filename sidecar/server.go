@@ -44,6 +44,7 @@ type Server struct {
 	bootstrap      *http.Transport // to the bootstrap servers of prefill engines
 
 	budget  *pd.FallbackBudget
+	goesOn  handoff.Continue
 	leases  *lease.Registry // nil: hand-offs are not renewed, and only decode releases them
 	metrics *metrics
 	recent  *recent.Store[*handoff.Record]
@@ -65,6 +66,8 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s := &Server{
 		cfg: cfg, log: t.Log,
 		budget: pd.NewFallbackBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
+		goesOn: handoff.Continue{Times: cfg.Continue.Times, OnPrefill: cfg.Continue.OnPrefill, Memory: pd.NewBufferedBytes(cfg.Continue.Memory),
+			Budget: pd.NewFallbackBudget(pd.FallbackRatio, cfg.Continue.Burst)},
 		recent: recent.New[*handoff.Record](cfg.Tell.Recent, recentBytes),
 	}
 	if err := s.chooseDialect(); err != nil {
@@ -73,7 +76,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.intake = intake.New(intake.Config{BodyPause: cfg.Trust.BodyPause, BodyLimit: cfg.Trust.BodyLimit, BufferLimit: cfg.Trust.BufferLimit,
 		Table: s.table, Log: t.Log})
 	s.routes = intake.RouteReader{Modes: cfg.Trust.PDHeader != "off", Secrets: cfg.Trust.Secrets, Allow: intake.NewAllowList(cfg.Trust.Allow, cfg.Trust.Loopback, cfg.Trust.Pods),
-		Sampling: cfg.Prefill.Sampling, Budget: s.budget}
+		Sampling: cfg.Prefill.Sampling, Others: cfg.Continue.Times > 0, Budget: s.budget}
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
 	s.grpc = transport.NewHTTP2(cfg.Engine.TLS)
@@ -138,7 +141,7 @@ func (s *Server) legsConfig(t Telemetry) handoff.Config {
 		Dialect: s.dialect, Stripped: s.strips, Intake: s.intake, Budget: s.budget, Leases: s.leases,
 		Decode: s.decodeEngine(0), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent, HangAfter: s.cfg.Engine.HangAfter, AnswerPause: s.cfg.Trust.AnswerPause,
 		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff,
-		TellPods: s.cfg.Tell.Pods, Record: s.cfg.Tell.Recent > 0,
+		Continue: s.goesOn, TellPods: s.cfg.Tell.Pods, Record: s.cfg.Tell.Recent > 0,
 		Tracer: t.Tracer, Propagator: t.Propagator, Metrics: s.metrics.handoff, Log: t.Log,
 	}
 }

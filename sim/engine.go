@@ -90,7 +90,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e.core = core.New(core.Config{
 		Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, TimeScale: cfg.TimeScale, Schedule: cfg.Schedule,
-		Blocks: cfg.KV.Blocks, BlockSize: cfg.KV.BlockSize, Cached: cached, Logger: cfg.Logger,
+		Blocks: cfg.KV.Blocks, BlockSize: cfg.KV.BlockSize, TextOfPrompts: true, Cached: cached, Logger: cfg.Logger,
 	}, c.transport, c.kv)
 	e.connector, c.core = c, e.core
 	work := []func(context.Context){c.heartbeat}

@@ -45,7 +45,9 @@ type listen struct {
 	// BodyLimit and BufferLimit are here because the command line spells them with units (64MiB).
 	BodyLimit   boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
 	BufferLimit boot.Bytes `flag:"buffer-limit" arg:"BYTES" help:"bytes of request bodies that are buffered for prefill on other pods, over all requests; more are refused with 503. The process takes two to three times as much memory"`
-	Clients     int        `flag:"max-connections" arg:"NUMBER" help:"connections to one data port; further ones are closed at once"`
+	// Kept is here for the same reason.
+	Kept    boot.Bytes `flag:"continue-memory" arg:"BYTES" help:"memory for the token ids of streams that may go on elsewhere, over all streams; further streams cannot"`
+	Clients int        `flag:"max-connections" arg:"NUMBER" help:"connections to one data port; further ones are closed at once"`
 }
 
 // foreign has flags of llm-d's sidecar that are supported in part, not at all, or have no effect. Their default values are
@@ -110,7 +112,7 @@ func (f *foreign) Validate(p *boot.Problems) {
 func defaults() config {
 	return config{
 		Listen: listen{Port: 8000, TLS: boot.DefaultHandshake(), Metrics: 9095, Admin: "127.0.0.1:9096", BodyLimit: boot.Bytes(sidecar.Defaults().Trust.BodyLimit),
-			BufferLimit: boot.Bytes(sidecar.Defaults().Trust.BufferLimit), Clients: maxClients},
+			BufferLimit: boot.Bytes(sidecar.Defaults().Trust.BufferLimit), Kept: boot.Bytes(sidecar.Defaults().Continue.Memory), Clients: maxClients},
 		Sidecar: sidecar.Defaults(),
 		Keeper:  keeping{Transport: "nixl"},
 		Watch:   following{Group: podwatch.Groups[0]},
@@ -133,6 +135,7 @@ func (c *config) Validate(p *boot.Problems) {
 	c.validateRanks(p)
 	p.Require(c.Listen.Clients > 0, "max-connections", "must be positive")
 	c.Sidecar.Trust.BodyLimit, c.Sidecar.Trust.BufferLimit = int64(c.Listen.BodyLimit), int64(c.Listen.BufferLimit)
+	c.Sidecar.Continue.Memory = int64(c.Listen.Kept)
 	c.Secure.adopt(c.Foreign.TLS, c.Foreign.Insecure)
 	c.Secure.validate(p, c.Listen.Secure)
 	c.Keeper.validate(p)

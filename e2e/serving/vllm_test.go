@@ -89,6 +89,7 @@ var realCases = []realCase{
 	{"forced tool choice", testToolChoice},
 	{"lease in decode's queue", testLeaseInTheQueue},
 	{"keeper", testKeeper},
+	{"streams that go on", testContinuation},
 	{"pair", func(t *testing.T) { runPair(t, engines.pair(t, engines.failing)) }},
 	{"prefill stopped, recompute", func(t *testing.T) { testPrefillStopped(t, engines.pair(t, engines.recomputing)) }},
 	{"prefill killed and restarted between the legs", testPolicies},

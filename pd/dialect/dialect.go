@@ -254,6 +254,12 @@ type Caller interface {
 	APIs() []pd.API
 }
 
+// Continuer is a Dialect of engines that go on with the answer of another engine of the same model: they tell token ids on request
+// (return_token_ids), and take them as prompts of completions.
+type Continuer interface {
+	ContinuesFromIDs()
+}
+
 // LimitKeeper is a Dialect whose prefill legs have the client's own limits: what prefill refuses, decode would refuse.
 type LimitKeeper interface {
 	KeepsLimits()

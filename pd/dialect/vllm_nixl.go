@@ -34,6 +34,9 @@ func (d *vllmNIXL) Attempt(_ context.Context, r *request.Request, _ pd.Target) (
 	return &nixlAttempt{nixlLegs{dialect: d, request: r}}, nil
 }
 
+// ContinuesFromIDs implements Continuer.
+func (*vllmNIXL) ContinuesFromIDs() {}
+
 // Notices implements Noticer.
 func (*vllmNIXL) Notices() Notices { return nixlNotices{} }
 
@@ -234,6 +237,7 @@ var (
 	_ Dialect         = (*vllmNIXL)(nil)
 	_ Noticer         = (*vllmNIXL)(nil)
 	_ Unfinisher      = (*vllmNIXL)(nil)
+	_ Continuer       = (*vllmNIXL)(nil)
 	_ Attempt         = (*nixlAttempt)(nil)
 	_ Releaser        = (*nixlAttempt)(nil)
 	_ RequestReleaser = (*nixlAttempt)(nil)

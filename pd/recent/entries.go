@@ -39,7 +39,7 @@ type Tokens struct {
 
 // Leg is one leg that was sent.
 type Leg struct {
-	Leg    string  `json:"leg"`    // prefill, decode or local
+	Leg    string  `json:"leg"`    // prefill, decode, local or continue
 	Engine string  `json:"engine"` // host:port
 	At     float64 `json:"at_ms"`  // when it was sent, after the request began
 	Millis float64 `json:"ms"`     // to the end of its answer (prefill) or to its headers (decode, local)

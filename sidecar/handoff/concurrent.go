@@ -564,7 +564,7 @@ func firstOf(resp *http.Response, a *relay.Answer, aborted func([]byte) bool) er
 	switch stream := relay.IsEventStream(resp.Header); {
 	case relay.Encoded(resp.Header):
 	case stream:
-		return a.PeekEvent(aborted)
+		return a.PeekEvent(nil, aborted)
 	case aborted != nil:
 		return a.PeekWhole(resp.ContentLength, aborted)
 	}

@@ -37,6 +37,7 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 		x.releaseUnsent()
 		return "", fmt.Errorf("editing the decode leg: %w", err)
 	}
+	l = x.mayGoOn(req, l)
 	x.Buffer.Leg = l.Segments
 	header := x.legHeader()
 	ctx, span := x.legs.tracing.leg(x.Context, spanDecode, header, attribute.String("server.address", x.legs.Host),
@@ -239,7 +240,7 @@ func (x *Exchange) takeStream(g *leg, resp *http.Response, from source) (pd.Reas
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
 	silence := time.AfterFunc(x.legs.FirstEvent, func() { g.cancel(errSilent) })
-	err := a.PeekEvent(nil)
+	err := a.PeekEvent(x.ongoing.opens(), nil)
 	from.over(err == nil)
 	late := !silence.Stop() // also when the event came just as the leg was cancelled
 	switch {

@@ -13,7 +13,8 @@
 //   - When the decode leg has been sent and nothing has gone to the client, the hand-off is released, by way of decode if
 //     decode may be reading it, and the call is prefilled locally. If the client leaves, the leg is cancelled only after the
 //     engine has taken it: an engine that reads a request and its end at once may not learn of the hand-off in it.
-//   - Once the answer has begun, no leg is sent again. The stream ends with an error event.
+//   - Once the answer has begun, no leg is sent again. A stream goes on at another engine if it may (continue.go), and else ends with
+//     an error event.
 //   - When the drain deadline has passed, nothing is tried again: the call is refused, or its stream ends.
 //
 // A request for several choices, of a dialect whose hand-off is for one, is run as several exchanges whose answers package merge

@@ -39,6 +39,7 @@ type Exchange struct {
 	source     transport.Engine // of the last prefill leg of a serial protocol
 	record     *Record          // nil: none is kept
 	releaseWay string           // of the hand-off
+	ongoing    *ongoing         // nil: the answer does not go on elsewhere
 }
 
 // State is how far an exchange has come.
@@ -89,6 +90,7 @@ func (legs *Legs) Begin(w http.ResponseWriter, r *http.Request, api pd.API, star
 // End ends the hand-off and the trace of an exchange that has been answered, and returns its phases. It must be called
 // before Close.
 func (x *Exchange) End() *pd.Phases {
+	x.ongoing.end()
 	x.handoff.hold.End()
 	phases := x.Clock.Stop(time.Now())
 	x.endSpan(phases)

@@ -51,6 +51,9 @@ type Config struct {
 	MaxRetries   int
 	RetryBackoff time.Duration
 
+	// Continue says whether streams whose engine dies go on elsewhere.
+	Continue Continue
+
 	// Now is the clock that notices when the whole process stood still; nil is time.Now.
 	Now func() time.Time
 
@@ -74,7 +77,8 @@ type Metrics struct {
 	Retries    *prometheus.CounterVec // by leg, cause
 	Releases   *prometheus.CounterVec // by way, result
 	Stranded   prometheus.Counter
-	Inflight   *prometheus.GaugeVec // by role
+	Inflight   *prometheus.GaugeVec   // by role
+	Continued  *prometheus.CounterVec // by cause, result
 	ITL        *relay.ByVerdict
 	Links      *Links
 }

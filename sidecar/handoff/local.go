@@ -59,6 +59,9 @@ func (x *Exchange) bufferedLocal(req *intake.Request) error {
 			return fmt.Errorf("editing the local leg: %w", err)
 		}
 	}
+	if !req.AsIs {
+		l = x.mayGoOn(req, l)
+	}
 	x.Buffer.Leg = l.Segments
 	r, err := transport.NewBufferedLeg(x.Context, x.legs.Decode.URL+x.request.URL.RequestURI(), x.legHeader(), l.Segments, l.Length)
 	if err != nil {

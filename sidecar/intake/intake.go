@@ -40,6 +40,9 @@ func New(c Config) *Intake {
 // Buffered returns how many bytes of bodies are buffered now.
 func (in *Intake) Buffered() float64 { return in.buffered.Bytes() }
 
+// Scarce reports whether more than half of the memory for bodies is taken.
+func (in *Intake) Scarce() bool { return in.buffered.Scarce() }
+
 // maxDepth is the nesting limit of encoding/json; engines have far lower ones.
 const maxDepth = 10000
 

@@ -3,6 +3,7 @@ package intake
 import (
 	"math/rand/v2"
 	"net/http"
+	"slices"
 
 	"github.com/tandem-serving/tandem/pd"
 )
@@ -15,6 +16,7 @@ type Route struct {
 	Reason  pd.Reason
 	Strict  bool        // the request must not be prefilled locally
 	Targets []pd.Target // prefill candidates in the order of the tries
+	Others  []pd.Target // further decode pods that the picker would choose, best first, the pod itself among them; only if they are read
 	Rename  *pd.Rename  // the model's name for the client's answer; nil: the engine's
 
 	first int // index of Targets[0] in the header; not 0 if sampling has rotated the list
@@ -40,6 +42,8 @@ type RouteReader struct {
 	Secrets func() pd.Secrets
 	// Allow says where prefill legs may go.
 	Allow AllowList
+	// Others has Read read which further decode pods may serve a request.
+	Others bool
 	// Sampling begins with a random candidate instead of the first.
 	Sampling bool
 	// Budget bounds local prefill of requests that were planned remote.
@@ -48,12 +52,13 @@ type RouteReader struct {
 
 // Tandem's headers in net/http's form, whose functions allocate a new string for a lower-case name at each use.
 var (
-	keyMode       = http.CanonicalHeaderKey(pd.HeaderMode)
-	keyPrefill    = http.CanonicalHeaderKey(pd.HeaderPrefill)
-	keyPrefillNew = http.CanonicalHeaderKey(pd.HeaderPrefillNew)
-	keyPlan       = http.CanonicalHeaderKey(pd.HeaderPlan)
-	keyAuth       = http.CanonicalHeaderKey(pd.HeaderAuth)
-	keyModel      = http.CanonicalHeaderKey(pd.HeaderModel)
+	keyMode        = http.CanonicalHeaderKey(pd.HeaderMode)
+	keyPrefill     = http.CanonicalHeaderKey(pd.HeaderPrefill)
+	keyPrefillNew  = http.CanonicalHeaderKey(pd.HeaderPrefillNew)
+	keyPlan        = http.CanonicalHeaderKey(pd.HeaderPlan)
+	keyAuth        = http.CanonicalHeaderKey(pd.HeaderAuth)
+	keyDestination = http.CanonicalHeaderKey(pd.HeaderDestination)
+	keyModel       = http.CanonicalHeaderKey(pd.HeaderModel)
 )
 
 // Read reads the P/D mode, plan and prefill candidates. Without a plan (another picker, or none) a prefill header means
@@ -80,6 +85,9 @@ func (rr *RouteReader) Read(h http.Header) (Route, error) {
 	}
 	if err == nil {
 		r.Rename, err = rr.rename(h)
+	}
+	if rr.Others && rr.trusted(h) {
+		r.Others = rr.others(h)
 	}
 	if err != nil || r.Verdict != pd.Remote {
 		return r, err
@@ -178,6 +186,16 @@ func (rr *RouteReader) aim(r Route, values []string) (Route, error) {
 		r.Targets = append(append([]pd.Target(nil), targets[r.first:]...), targets[:r.first]...)
 	}
 	return r, nil
+}
+
+// others reads which decode pods may serve a request. It leaves out those that are not allowed, and all if the header is malformed: a
+// request is served without them.
+func (rr *RouteReader) others(h http.Header) []pd.Target {
+	targets, err := pd.ParseTargets(h.Values(keyDestination))
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(targets, func(t pd.Target) bool { return rr.Allow.Check(t) != nil })
 }
 
 // trusted reports whether the sender has a shared secret, or none is required.

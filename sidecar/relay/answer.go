@@ -85,9 +85,10 @@ func (a *Answer) Free() {
 
 var errEngineEvent = errors.New("decode began its stream with an error")
 
-// PeekEvent reads to the end of the first event with data that shows that the engine can answer. It returns an error if that
-// event is an error, or if failed, which may be nil, says so of its data.
-func (a *Answer) PeekEvent(failed func(data []byte) bool) error {
+// PeekEvent reads to the end of the first event with data that shows that the engine can answer: no event that opens a stream, as it
+// is by itself or as opens says. It returns an error if that event is an error, or if failed says so of its data. Both functions may be
+// nil.
+func (a *Answer) PeekEvent(opens func(body.Event) bool, failed func(data []byte) bool) error {
 	events := body.Events{Limit: MaxEvent}
 	seen := false
 	for !seen {
@@ -96,7 +97,7 @@ func (a *Answer) PeekEvent(failed func(data []byte) bool) error {
 			return fmt.Errorf("reading the first event: %w", unexpected(err))
 		}
 		err = events.Feed(chunk, func(e body.Event) error {
-			if seen || len(e.Data) == 0 || e.Opens() {
+			if seen || len(e.Data) == 0 || e.Opens() || opens != nil && opens(e) {
 				return nil
 			}
 			seen = true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -38,9 +39,11 @@ type Client struct {
 	Rename   *pd.Rename
 	ITL      *ByVerdict               // gets the pauses of streams; nil: they are not observed
 	Aborted  func(answer []byte) bool // tells whole answers, or data of events, of requests that the engine has aborted; nil: none does
-	Trace    prometheus.Labels        // the exemplar of observations: the request's trace; nil if it is not sampled
-	Pause    time.Duration            // longest time in which the client may read nothing of its answer; 0 = unlimited
-	Log      *slog.Logger
+	// Elsewhere has a stream that breaks off go on; nil: it ends.
+	Elsewhere Continuation
+	Trace     prometheus.Labels // the exemplar of observations: the request's trace; nil if it is not sampled
+	Pause     time.Duration     // longest time in which the client may read nothing of its answer; 0 = unlimited
+	Log       *slog.Logger
 	Report
 
 	sent     pd.Phase // the first phase that was not complete when the answer's headers were sent
@@ -198,6 +201,9 @@ func (c *Client) sendTrailers(resp *http.Response) {
 	}
 	if !c.reports() {
 		return
+	}
+	if c.Elsewhere != nil && c.Elsewhere.Moves() > 0 {
+		h.Set(http.TrailerPrefix+pd.HeaderContinued, strconv.Itoa(c.Elsewhere.Moves()))
 	}
 	all := c.Clock.Stop(time.Now())
 	var rest pd.Phases

@@ -19,27 +19,81 @@ func (c *Client) relayStream(resp *http.Response, a *Answer) error {
 	}
 	defer func() { p.pauses.end(c.Trace) }()
 	if a.first != nil {
-		now := time.Now()
-		c.Clock.Enter(pd.PhaseDecode, now)
+		c.Clock.Enter(pd.PhaseDecode, time.Now())
 		c.sendHeaders(resp, true)
-		if err := p.pass(a.first, now); err != nil {
-			return c.brokenPipe(resp, p, err)
+	}
+	for {
+		passed, err := p.passAll(a)
+		if next := c.goOn(p, passed, err); next != nil {
+			a, p.events = next, body.Events{Limit: MaxEvent}
+			continue
 		}
+		if passed {
+			return c.endEvents(resp, p, err)
+		}
+		return c.brokenPipe(resp, p, err)
+	}
+}
+
+// passAll passes on what comes, until an error: of the answer if passed is true, else of an event or of the client.
+func (p *eventPipe) passAll(a *Answer) (passed bool, err error) {
+	if a.first != nil {
+		first := a.first
 		a.first = nil
+		if err := p.pass(first, time.Now()); err != nil {
+			return false, err
+		}
 	}
 	for {
 		chunk, err := a.Peek()
 		if err != nil {
-			return c.endEvents(resp, p, err)
+			return true, err
 		}
 		now := time.Now()
 		if err := p.pass(chunk, now); err != nil {
-			return c.brokenPipe(resp, p, err)
+			return false, err
 		}
 		if !p.opening {
-			c.Clock.Enter(pd.PhaseDecode, now)
+			p.c.Clock.Enter(pd.PhaseDecode, now)
 		}
 		a.Skip()
+	}
+}
+
+// Continuation has a stream that breaks off go on at another engine.
+type Continuation interface {
+	// Event takes each event of the stream, but errors, and returns what the client gets now: an event, after others that Event has
+	// held back, or nothing.
+	Event(e body.Event) body.Event
+	// Held returns the events that are held back, when none follows.
+	Held() []byte
+	// GoOn returns the answer with which a stream goes on that broke off because of cause; nil if it ends. The relay does not free it.
+	GoOn(cause error) *Answer
+	// Moves returns how often the stream has gone on.
+	Moves() int
+}
+
+// ErrEngineFailed says that an engine has sent an error event in a stream that may go on elsewhere.
+var ErrEngineFailed = errors.New("the engine ended this stream with an error")
+
+// goOn returns the answer with which the stream goes on after an error, as passAll returned it; nil if it ends.
+func (c *Client) goOn(p *eventPipe, passed bool, err error) *Answer {
+	if c.Elsewhere == nil || c.Context.Err() != nil || p.done || !passed && !errors.Is(err, ErrEngineFailed) {
+		return nil
+	}
+	return c.Elsewhere.GoOn(err)
+}
+
+// doneEvent ends streams of chat and completions, which are those that may go on elsewhere.
+const doneEvent = "data: [DONE]\n\n"
+
+// sendHeld sends the events of a stream that may go on elsewhere, and does not, if some are held back.
+func (p *eventPipe) sendHeld() {
+	if p.c.Elsewhere == nil {
+		return
+	}
+	if _, err := p.c.Writer.Write(p.c.Elsewhere.Held()); err != nil {
+		p.c.Log.Debug("ending a stream", "request_id", p.c.ID, "error", err)
 	}
 }
 
@@ -49,11 +103,12 @@ type eventPipe struct {
 	events  body.Events
 	usage   body.UsageReader
 	pauses  pauses
-	tokens  bool // an event with tokens has passed since the last read
-	passed  int  // events
-	opening bool // all of them open the stream, and there is one
-	done    bool // the event that ends the stream has passed
-	failed  bool // an error event has passed
+	tokens  bool   // an event with tokens has passed since the last read
+	passed  int    // events
+	opening bool   // all of them open the stream, and there is one
+	done    bool   // the event that ends the stream has passed
+	failed  bool   // an error event has passed
+	failure []byte // an error event that has not passed, because the stream may go on elsewhere
 }
 
 // pass writes the events that end in chunk, in one write. The chunk was read at now. The error is that of writing.
@@ -77,6 +132,9 @@ func (p *eventPipe) event(e body.Event) error {
 	switch {
 	case e.Done():
 		p.done = true
+	case e.Error() && p.c.Elsewhere != nil:
+		p.failure = bytes.Clone(e.Raw)
+		return ErrEngineFailed
 	case e.Error():
 		p.failed = true
 	case p.c.Aborted != nil && p.c.Aborted(e.Data):
@@ -84,6 +142,12 @@ func (p *eventPipe) event(e body.Event) error {
 	}
 	p.opening = e.Opens() && (p.opening || p.passed == 0)
 	p.passed++
+	if p.c.Elsewhere != nil {
+		if e = p.c.Elsewhere.Event(e); len(e.Raw) == 0 {
+			p.tokens = true
+			return nil
+		}
+	}
 	raw, data, tokens := e.Raw, e.Data, len(e.Data) > 0 && !p.done && !e.Opens()
 	if p.c.complete != nil && len(data) > 0 {
 		data = p.c.complete(data)
@@ -108,6 +172,14 @@ func (c *Client) brokenPipe(resp *http.Response, p *eventPipe, err error) error 
 	switch {
 	case errors.Is(err, body.ErrTooLarge):
 		p.endError(pd.Refuse(pd.InternalError, "The decode engine sent an event that is too large."))
+		c.sendTrailers(resp)
+	case errors.Is(err, ErrEngineFailed):
+		p.failed, c.End = true, pd.EndError
+		p.sendHeld()
+		if _, err := c.Writer.Write(append(p.failure, doneEvent...)); err != nil {
+			c.Log.Debug("ending a stream", "request_id", c.ID, "error", err)
+		}
+		c.flush()
 		c.sendTrailers(resp)
 	case errors.Is(err, ErrAborted):
 		p.breakOff(err)
@@ -137,6 +209,7 @@ func (c *Client) endEvents(resp *http.Response, p *eventPipe, err error) error {
 		p.endError(refusal)
 	case !p.done && (err != io.EOF || endsWithEvent(c.API) && resp.StatusCode == http.StatusOK):
 		c.Failure = err
+		p.sendHeld()
 		if !p.failed {
 			p.breakOff(err)
 		}

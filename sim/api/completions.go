@@ -3,8 +3,10 @@ package api
 import (
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/model"
 	"github.com/tandem-serving/tandem/sim/web"
 )
 
@@ -151,6 +153,7 @@ func (q *generateRequest) completionChoice(i int, a answer) completionChoice {
 func (h *handler) streamCompletion(c *call, q *generateRequest, g *sim.Generation) {
 	s := c.stream()
 	answers := make([]answer, len(q.requests))
+	offsets := make([]int, len(q.requests)) // of log probabilities: those of the tokens' names, which may be longer than the text
 	chunk := completionChunk{ID: q.id, Object: "text_completion", Created: time.Now().Unix(), Model: h.cfg.ServedModelName}
 	for open := len(q.requests); open > 0; {
 		out, ok := c.next(s, g)
@@ -158,7 +161,8 @@ func (h *handler) streamCompletion(c *call, q *generateRequest, g *sim.Generatio
 			return
 		}
 		a := &answers[out.Index]
-		offset := len(a.text())
+		offset := offsets[out.Index]
+		offsets[out.Index] += utf8.RuneCountInString(model.TokenName(out.Token))
 		a.add(out)
 		event := chunk
 		event.Choices = []completionChunkChoice{q.completionChunkChoice(out, a, offset)}

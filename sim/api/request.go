@@ -57,6 +57,7 @@ func readCommon(f *web.Fields) *generateRequest {
 			IgnoreEOS:   f.Boolean("ignore_eos"),
 			Stop:        f.Texts("stop"),
 			StopTokens:  f.Integers("stop_token_ids"),
+			Allowed:     f.Integers("allowed_token_ids"),
 			IncludeStop: f.Boolean("include_stop_str_in_output"),
 			Seed:        uint64(f.Integer("seed", 0)),
 		},

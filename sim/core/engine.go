@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Config describes the core of one engine. Every field is required, except Cached.
+// Config describes the core of one engine. Every field is required, except TextOfPrompts and Cached.
 type Config struct {
 	Model       model.Model
 	MaxModelLen int // of prompt plus answer, in tokens
@@ -28,6 +28,8 @@ type Config struct {
 	ReservedTokens int
 	// NoPrefixCache has every prompt computed or loaded whole.
 	NoPrefixCache bool
+	// TextOfPrompts has the first text of an answer repeat a prompt that ends within a character.
+	TextOfPrompts bool
 	// Cached is called with the blocks of a sequence that have entered the prefix cache: those from first on of hashes, whose tokens are
 	// the beginning of its tokens. nil = nothing is told.
 	Cached func(s *Sequence, first int, hashes []kv.Hash)

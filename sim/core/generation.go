@@ -21,6 +21,7 @@ type Sampling struct {
 	IgnoreEOS            bool
 	Stop                 []string
 	StopTokens           []int
+	Allowed              []int  // the only tokens that are drawn, apart from the end; nil: all are
 	IncludeStop          bool   // the stop string stays in the text
 	Seed                 uint64 // shifts every draw; 0 is the draw of a request without seed
 	Choice               uint64 // index of the choice among those of one prompt
@@ -64,6 +65,9 @@ func (e *Engine) Submit(requests []Request) (*Generation, error) {
 		r := &requests[i]
 		g.sequences[i] = Sequence{ID: r.ID, Index: i, Sampling: r.Sampling, Salt: r.Salt, Leg: r.Leg,
 			Tokens: r.Prompt, Prompt: len(r.Prompt), out: &g.outputs}
+		if e.cfg.TextOfPrompts {
+			g.sequences[i].text.detokenizer.Begin(r.Prompt)
+		}
 	}
 	refusal := ErrDead
 	e.Call(func() {

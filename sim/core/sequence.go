@@ -64,6 +64,9 @@ func (s *Sequence) draw(vocabulary, eosEvery int) int {
 		}
 		sum := sha256.Sum256(b[:])
 		end := eosEvery > 0 && binary.LittleEndian.Uint64(sum[8:])%uint64(eosEvery) == 0
+		if n := len(s.Sampling.Allowed); !end && n > 0 {
+			return s.Sampling.Allowed[binary.LittleEndian.Uint64(sum[:])%uint64(n)]
+		}
 		if !end {
 			return model.FirstByte + int(binary.LittleEndian.Uint64(sum[:])%uint64(vocabulary-model.FirstByte))
 		}

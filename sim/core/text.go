@@ -2,6 +2,7 @@ package core
 
 import (
 	"strings"
+	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/sim/model"
 )
@@ -30,15 +31,16 @@ func (t *textStop) push(token int, last, mayStop bool, s *Sampling) (text, stop 
 			}
 		}
 	}
-	keep := 0
+	keep := 0 // characters
 	if !last {
 		for _, stop := range s.Stop {
-			keep = max(keep, len(stop)-1)
+			keep = max(keep, utf8.RuneCountInString(stop)-1)
 		}
 	}
-	cut := max(0, len(t.held)-keep)
-	for cut > 0 && cut < len(t.held) && t.held[cut]&0xC0 == 0x80 { // not inside of a character
-		cut--
+	cut := len(t.held)
+	for ; keep > 0 && cut > 0; keep-- {
+		_, n := utf8.DecodeLastRuneInString(t.held[:cut])
+		cut -= n
 	}
 	text, t.held = t.held[:cut], t.held[cut:]
 	return text, ""

@@ -146,11 +146,7 @@ func TokenName(token int) string {
 
 // Join returns the text of tokens.
 func Join(tokens []int) string {
-	var text []byte
-	for _, t := range tokens {
-		text = appendToken(text, t)
-	}
-	return validText(text)
+	return validText(bytesOf(tokens))
 }
 
 // validText replaces bytes that are not UTF-8, as the real engine's detokenizer does.
@@ -171,27 +167,41 @@ func (t Tokenizer) Chat(messages []Message) []int {
 	return append(append(tokens, turn), t.Split("assistant\n")...)
 }
 
-// Detokenizer turns tokens into text as they come. Its zero value is ready. A token that ends inside a character gives no
-// text until the character is whole, so an event of a stream may be empty although a token was generated.
+// Detokenizer turns tokens into text as they come. Its zero value is ready. Text that ends with an incomplete character, or with
+// another replacement character, waits until more follows, so an event of a stream may be empty although a token was generated.
 type Detokenizer struct{ pending []byte }
+
+// Begin says which tokens are before those that are pushed. If they end with an incomplete character, the first text will be that of all
+// of them, as with the real engine: it does not know how much of it is old.
+func (d *Detokenizer) Begin(prompt []int) {
+	end := prompt[max(0, len(prompt)-utf8.UTFMax):]
+	if !endsIncomplete(bytesOf(end)) {
+		return
+	}
+	d.pending = bytesOf(prompt)
+}
+
+func bytesOf(tokens []int) (text []byte) {
+	for _, t := range tokens {
+		text = appendToken(text, t)
+	}
+	return text
+}
+
+func endsIncomplete(text []byte) bool {
+	return strings.HasSuffix(validText(text), string(utf8.RuneError))
+}
 
 // Push returns the text that a token completes.
 func (d *Detokenizer) Push(token int) string {
 	d.pending = appendToken(d.pending, token)
-	whole := len(d.pending)
-	// A character has at most four bytes, so only the last three can begin an incomplete one.
-	for i := max(0, whole-utf8.UTFMax+1); i < whole; i++ {
-		if utf8.RuneStart(d.pending[i]) && !utf8.FullRune(d.pending[i:]) {
-			whole = i
-			break
-		}
+	if endsIncomplete(d.pending[max(0, len(d.pending)-utf8.UTFMax):]) {
+		return ""
 	}
-	text := validText(d.pending[:whole])
-	d.pending = append(d.pending[:0], d.pending[whole:]...)
-	return text
+	return d.Flush()
 }
 
-// Flush returns what is left of an incomplete character, as a replacement character.
+// Flush returns the text that waits.
 func (d *Detokenizer) Flush() string {
 	text := validText(d.pending)
 	d.pending = d.pending[:0]

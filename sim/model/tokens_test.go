@@ -97,8 +97,32 @@ func TestDetokenizerWaitsForWholeCharacters(t *testing.T) {
 	if got := d.Flush(); got != string(utf8.RuneError) {
 		t.Errorf("the rest is %q", got)
 	}
-	if got := d.Push(FirstByte + 0xFF); got != string(utf8.RuneError) {
+	if got := d.Push(FirstByte + 0xFF); got != "" {
+		t.Errorf("a byte that begins nothing is %q before it is clear that nothing follows", got)
+	}
+	if got := d.Push(FirstByte + 'x'); got != "\uFFFDx" {
 		t.Errorf("a byte that begins nothing is %q", got)
+	}
+}
+
+// The real engine was recorded to answer a prompt of bytes with their text, before what it generated (completions-ids).
+func TestDetokenizerAfterAPrompt(t *testing.T) {
+	for _, c := range []struct{ prompt, push, want string }{
+		{"ab", "c", "c"},
+		{"a\xf0\x9f", "c", "a\uFFFDc"},
+		{"a\xf0\x9f", "\x98", ""},
+		{"a😀", "c", "c"},
+		{"", "c", "c"},
+	} {
+		var d Detokenizer
+		var prompt []int
+		for _, b := range []byte(c.prompt) {
+			prompt = append(prompt, FirstByte+int(b))
+		}
+		d.Begin(prompt)
+		if got := d.Push(FirstByte + int(c.push[0])); got != c.want {
+			t.Errorf("%q after %q gives %q, want %q", c.push, c.prompt, got, c.want)
+		}
 	}
 }
 

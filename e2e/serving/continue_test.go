@@ -1,0 +1,191 @@
+package serving
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/tandem-serving/tandem/e2e/harness"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// testContinuation has the stream of a decode engine break off after every event of 60 tokens, and late in a longer one: another decode
+// engine goes on, and the client gets the bytes of an undisturbed stream.
+func testContinuation(t *testing.T) {
+	p := engines.pair(t, engines.failing)
+	other := engines.recomputing.Address()
+	for name, c := range map[string]struct {
+		call   harness.Call
+		events []int // after which the stream breaks off; nil: after each
+	}{
+		"completions":       {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 60}, nil},
+		"completions, 100":  {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 110}, []int{100}},
+		"completions, text": {harness.Call{API: pd.APICompletions, Tokens: 60, Members: map[string]any{"prompt": "😀 about KV caches é", "logprobs": 1}}, []int{1, 2, 3, 7, 20, 40, 59}},
+		"chat":              {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60}, nil},
+		"chat, 100":         {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 110}, []int{100}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.call.Stream = true
+			body := string(withoutIDs(c.call.Body(p.Model)))
+			want := streamOf(t, "http://"+other, c.call.API, body)
+			total := strings.Count(want, "data: ")
+			if c.events == nil {
+				for at := range total - 1 {
+					c.events = append(c.events, at+1)
+				}
+			}
+			cut := newCutter(t, p.Decode.Addr)
+			s := harness.StartSidecar(t, cut.addr, "--continue-times=1", "--continue-burst=1000")
+			for _, at := range c.events {
+				cut.after.Store(int64(at))
+				if c.call.API == pd.APIChat && at == 1 {
+					continue // before the first token nothing has gone to the client
+				}
+				got := streamOf(t, "http://"+s.Addr("http"), c.call.API, body, pd.HeaderPrefill, p.Prefill.Addr, pd.HeaderDestination, cut.addr+","+other)
+				if got != want {
+					t.Errorf("broken off after %d of %d events:\n%s\nwant\n%s", at, total, got, want)
+				}
+			}
+		})
+	}
+	t.Run("killed", func(t *testing.T) { testKilledStream(t, p, other) })
+	p.MustRelease(t, p.Prefill.Metric(t, harness.Expiries))
+}
+
+// testKilledStream has the decode engine itself die during a stream, and starts it again.
+func testKilledStream(t *testing.T, p *harness.Pair, other string) {
+	call := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 1000, Stream: true}
+	body := string(withoutIDs(call.Body(p.Model)))
+	want := streamOf(t, "http://"+other, call.API, body)
+	s := harness.StartSidecar(t, p.Decode.Addr, "--continue-times=1")
+	resp := openStream(t, "http://"+s.Addr("http"), call.API, body, pd.HeaderPrefill, p.Prefill.Addr, pd.HeaderDestination, p.Decode.Addr+","+other)
+	head := make([]byte, 2000)
+	if _, err := io.ReadFull(resp.Body, head); err != nil {
+		t.Fatal(err)
+	}
+	p.Decode.Kill(t)
+	rest, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := anonymous(t, string(head)+string(rest)); got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	if moved := resp.Trailer.Get(pd.HeaderContinued); moved != "1" {
+		t.Errorf("moved %q times", moved)
+	}
+	if err := engines.failing.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var idsMember = regexp.MustCompile(`"return_token_ids":\s*true,?`)
+
+// withoutIDs returns a body without the wish for token ids, which calls of the harness have.
+func withoutIDs(body []byte) []byte {
+	return bytes.ReplaceAll(idsMember.ReplaceAll(body, nil), []byte(",}"), []byte("}"))
+}
+
+var answersOwn = regexp.MustCompile(`"id":"[^"]*","object":"([^"]*)","created":\d+`)
+
+// streamOf returns a stream, without the id and the time that it has of its own.
+func streamOf(t *testing.T, url string, api pd.API, body string, header ...string) string {
+	t.Helper()
+	got, err := io.ReadAll(openStream(t, url, api, body, header...).Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return anonymous(t, string(got))
+}
+
+// openStream sends a request.
+func openStream(t *testing.T, url string, api pd.API, body string, header ...string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequestWithContext(harness.Within(t), http.MethodPost, url+api.Path(), strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("TE", "trailers")
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := harness.Client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { resp.Body.Close() })
+	if resp.StatusCode != http.StatusOK {
+		t.Fatal(resp.Status)
+	}
+	return resp
+}
+
+// anonymous returns a stream without the id and the time that it has of its own.
+func anonymous(t *testing.T, stream string) string {
+	t.Helper()
+	own := map[string]bool{}
+	for _, one := range answersOwn.FindAllString(stream, -1) {
+		own[one] = true
+	}
+	if len(own) != 1 {
+		t.Errorf("one stream with %d ids, times or objects", len(own))
+	}
+	return answersOwn.ReplaceAllString(stream, `"object":"$1"`)
+}
+
+// cutter stands before an engine and breaks each stream off after some events, as the end of the engine does.
+type cutter struct {
+	addr  string
+	after atomic.Int64
+}
+
+func newCutter(t *testing.T, engine string) *cutter {
+	t.Helper()
+	c := &cutter{}
+	to := &url.URL{Scheme: "http", Host: engine}
+	front := httptest.NewServer(&httputil.ReverseProxy{FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) },
+		ModifyResponse: func(resp *http.Response) error {
+			if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+				resp.Body = &cutBody{ReadCloser: resp.Body, left: int(c.after.Load())}
+			}
+			return nil
+		}})
+	t.Cleanup(front.Close)
+	c.addr = strings.TrimPrefix(front.URL, "http://")
+	return c
+}
+
+// cutBody is a stream that ends after some events.
+type cutBody struct {
+	io.ReadCloser
+	left int
+}
+
+var errCut = errors.New("the stream was broken off")
+
+// Read implements io.Reader. vLLM sends each event in one chunk, so that no read ends within the blank line.
+func (b *cutBody) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errCut
+	}
+	n, err := b.ReadCloser.Read(p)
+	end := 0
+	for b.left > 0 {
+		at := bytes.Index(p[end:n], []byte("\n\n"))
+		if at < 0 {
+			return n, err
+		}
+		end += at + 2
+		b.left--
+	}
+	return end, nil
+}

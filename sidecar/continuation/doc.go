@@ -1,0 +1,11 @@
+// Package continuation has a stream whose engine has died go on at another engine, from the token ids that the client has.
+//
+// The body of a generate call enters, then the events of its stream. The events leave as the client would have got them without this
+// package: Stream strips the ids that it had asked the engine for. When the stream breaks off, Leg makes the request with which
+// another engine goes on: the ids of the prompt and of the text that was sent, as the prompt of a completion. The events of that
+// engine's answer enter the same Stream, and leave as if they were the first engine's.
+//
+// All of this is vLLM's: its token-in form, its option return_token_ids, and the form of its events.
+//
+// The package sends nothing, and does not choose the engine that goes on.
+package continuation

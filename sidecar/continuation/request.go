@@ -1,0 +1,346 @@
+package continuation
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+)
+
+// Request is what must be known of a request to have another engine go on with its answer.
+type Request struct {
+	api     pd.API
+	rest    []byte // the members that every leg has, each after a comma
+	options []byte // stream_options as the client wrote them; nil: none
+	limit   int64  // most tokens of the answer; -1 = as many as the model's length allows
+	least   int64  // min_tokens
+	usage   bool   // the stream ends with its usage
+	wants   bool   // the client asked for token ids
+	scores  bool   // the client asked for log probabilities
+}
+
+// Refusal is why a request or a stream cannot go on exactly at another engine; a metric label. "" = it can.
+type Refusal string
+
+// The refusals.
+const (
+	OtherAPI   Refusal = "api"        // neither chat nor completions
+	Whole      Refusal = "whole"      // the answer is no stream
+	Choices    Refusal = "choices"    // several choices or prompts, or a beam search
+	Penalties  Refusal = "penalties"  // they count generated tokens, and another engine takes those that were sent for prompt
+	Seed       Refusal = "seed"       // its generator begins anew
+	Structured Refusal = "structured" // the grammar would begin anew
+	Stop       Refusal = "stop"       // a stop string of several characters may begin before the seam and end after it
+	Tools      Refusal = "tools"      // calls are parsed, and a completion is not
+	Parsed     Refusal = "parsed"     // the engine parses the text, or it is not known that it does not
+	Media      Refusal = "media"      // token ids do not stand for images, audio or video
+	Logprobs   Refusal = "logprobs"   // of chat or of the prompt, which a completion from ids does not have
+	Unreadable Refusal = "unreadable" // the body, or an event, has another form than vLLM's
+	Memory     Refusal = "memory"     // as many ids are kept as may be
+)
+
+// The members of a request, in the order of requestTable.
+const (
+	rStream = iota
+	rOptions
+	rUsage
+	rMaxTokens
+	rMaxCompletionTokens
+	rMinTokens
+	rPrompt
+	rMessages
+	rLogprobs
+	rReturnIDs
+	rStop
+	rTools
+	rN
+	rBestOf
+	rBeam
+	rFrequency
+	rPresence
+	rRepetition
+	rThinking
+	rXargs
+	rSeed
+	rFormat
+	rStructured
+	rGuidedJSON
+	rGuidedRegex
+	rGuidedChoice
+	rGuidedGrammar
+	rPromptLogprobs
+	rEcho
+	rEmbeds
+	rSuffix
+	rTruncate
+	rTopLogprobs
+	rToolChoice
+	rTemperature
+)
+
+var requestTable = body.NewTable(
+	body.Want{Path: "stream", Once: true},
+	body.Want{Path: "stream_options", Once: true},
+	body.Want{Path: "stream_options.include_usage", Once: true},
+	body.Want{Path: "max_tokens", Once: true},
+	body.Want{Path: "max_completion_tokens", Once: true},
+	body.Want{Path: "min_tokens", Once: true},
+	body.Want{Path: "prompt", Once: true},
+	body.Want{Path: "messages", Once: true},
+	body.Want{Path: "logprobs", Once: true},
+	body.Want{Path: "return_token_ids", Once: true},
+	body.Want{Path: "stop", Once: true},
+	body.Want{Path: "tools", Once: true},
+	body.Want{Path: "n", Once: true},
+	body.Want{Path: "best_of", Once: true},
+	body.Want{Path: "use_beam_search", Once: true},
+	body.Want{Path: "frequency_penalty", Once: true},
+	body.Want{Path: "presence_penalty", Once: true},
+	body.Want{Path: "repetition_detection", Once: true},
+	body.Want{Path: "thinking_token_budget", Once: true},
+	body.Want{Path: "vllm_xargs", Once: true},
+	body.Want{Path: "seed", Once: true},
+	body.Want{Path: "response_format", Once: true},
+	body.Want{Path: "structured_outputs", Once: true},
+	body.Want{Path: "guided_json", Once: true},
+	body.Want{Path: "guided_regex", Once: true},
+	body.Want{Path: "guided_choice", Once: true},
+	body.Want{Path: "guided_grammar", Once: true},
+	body.Want{Path: "prompt_logprobs", Once: true},
+	body.Want{Path: "echo", Once: true},
+	body.Want{Path: "prompt_embeds", Once: true},
+	body.Want{Path: "suffix", Once: true},
+	body.Want{Path: "truncate_prompt_tokens", Once: true},
+	body.Want{Path: "top_logprobs", Once: true},
+	body.Want{Path: "tool_choice", Once: true},
+	body.Want{Path: "temperature", Once: true},
+)
+
+// refusing lists members that make a request impossible to go on with, unless they are absent, null, or, where neutral says so, have
+// a value without effect.
+var refusing = []struct {
+	want    int
+	why     Refusal
+	neutral []string
+}{
+	{rN, Choices, []string{"1"}},
+	{rBestOf, Choices, []string{"1"}},
+	{rBeam, Choices, []string{"false"}},
+	{rFrequency, Penalties, []string{"0", "0.0"}},
+	{rPresence, Penalties, []string{"0", "0.0"}},
+	{rRepetition, Penalties, nil},
+	{rThinking, Penalties, nil},
+	{rXargs, Unreadable, []string{"{}"}}, // processors of logits that an operator has added may count tokens
+	{rFormat, Structured, []string{`{"type":"text"}`, `{"type": "text"}`}},
+	{rStructured, Structured, nil},
+	{rGuidedJSON, Structured, nil},
+	{rGuidedRegex, Structured, nil},
+	{rGuidedChoice, Structured, nil},
+	{rGuidedGrammar, Structured, nil},
+	{rTools, Tools, []string{"[]"}},
+	{rPromptLogprobs, Logprobs, nil},
+	{rEcho, Logprobs, []string{"false"}},
+	{rEmbeds, Media, nil},
+	{rSuffix, Unreadable, []string{`""`}},
+}
+
+// left are the members that the legs do not have: they say of the prompt what the ids say already, or each leg has its own value.
+var left = []int{rStream, rOptions, rMaxTokens, rMaxCompletionTokens, rMinTokens, rPrompt, rMessages, rReturnIDs, rTruncate, rTopLogprobs,
+	rToolChoice, rTools, rN, rBestOf}
+
+// completionLimit is the limit of the completions API of OpenAI and vLLM, in tokens.
+const completionLimit = 16
+
+// Read reads the body of a request, from which the members that clients may not send have been removed. The Request shares nothing
+// with it.
+func Read(api pd.API, b *body.Body) (*Request, Refusal) {
+	if api != pd.APICompletions && api != pd.APIChat {
+		return nil, OtherAPI
+	}
+	var scan body.Scanner
+	scan.Reset(requestTable, body.Limits{}, nil)
+	for _, segment := range b.Segments() {
+		if _, err := scan.Write(segment); err != nil {
+			return nil, Unreadable
+		}
+	}
+	if scan.Close() != nil || scan.Root().Kind != body.Object {
+		return nil, Unreadable
+	}
+	r := &reading{Request: &Request{api: api, limit: -1}, body: b, scan: &scan}
+	if why := r.read(); why != "" {
+		return nil, why
+	}
+	return r.Request, ""
+}
+
+// reading is a Request while it is read.
+type reading struct {
+	*Request
+	body *body.Body
+	scan *body.Scanner
+}
+
+// value returns a member as the client wrote it; nil if it is absent or null.
+func (r *reading) value(want int) []byte {
+	m, ok := r.scan.Find(want)
+	if !ok || m.Kind == body.Null {
+		return nil
+	}
+	return r.body.Bytes(m.Value)
+}
+
+// number returns an integer member, missing if it is absent, and -1 if it is no count.
+func (r *reading) number(want int, missing int64) int64 {
+	v := r.value(want)
+	if v == nil {
+		return missing
+	}
+	n, err := strconv.ParseInt(string(v), 10, 64)
+	if err != nil || n < 0 {
+		return -1
+	}
+	return n
+}
+
+func (r *reading) read() Refusal {
+	if string(r.value(rStream)) != "true" {
+		return Whole
+	}
+	for _, row := range refusing {
+		if v := r.value(row.want); v != nil && !slices.Contains(row.neutral, string(v)) {
+			return row.why
+		}
+	}
+	if !shortStops(r.value(rStop)) {
+		return Stop
+	}
+	if t := string(r.value(rTemperature)); r.value(rSeed) != nil && t != "0" && t != "0.0" { // without chance a seed has no effect
+		return Seed
+	}
+	if r.api == pd.APICompletions {
+		if m, _ := r.scan.Find(rPrompt); m.Kind != body.String && (m.Kind != body.Array || m.First != body.Number) {
+			return Choices
+		}
+		r.scores = r.value(rLogprobs) != nil
+	} else if why := r.readChat(); why != "" {
+		return why
+	}
+	r.options = bytes.Clone(r.value(rOptions))
+	r.usage = string(r.value(rUsage)) == "true"
+	r.wants = string(r.value(rReturnIDs)) == "true"
+	if r.least = r.number(rMinTokens, 0); r.least < 0 || !r.readLimit() {
+		return Unreadable
+	}
+	return r.keep()
+}
+
+// shortStops reports whether no stop string has more than one character: then the engine holds no text back for it, and none can begin
+// before a seam and end after it.
+func shortStops(stop []byte) bool {
+	if len(stop) == 0 {
+		return true
+	}
+	texts := [][]byte{stop}
+	if stop[0] == '[' {
+		var scan body.Scanner
+		if scan.Scan(textsTable, body.Limits{}, stop) != nil {
+			return false
+		}
+		texts = texts[:0]
+		for _, m := range scan.Members() {
+			texts = append(texts, stop[m.Value.Start:m.Value.End])
+		}
+	}
+	for _, text := range texts {
+		if s, err := body.Text(text); err != nil || utf8.RuneCountInString(s) > 1 {
+			return false
+		}
+	}
+	return true
+}
+
+func (r *reading) readLimit() bool {
+	limit := r.number(rMaxTokens, math.MaxInt64)
+	if r.api == pd.APIChat {
+		limit = r.number(rMaxCompletionTokens, limit)
+	} else if limit == math.MaxInt64 {
+		limit = completionLimit
+	}
+	if limit != math.MaxInt64 {
+		r.limit = limit
+	}
+	return limit > 0
+}
+
+// readChat checks what only chat has.
+func (r *reading) readChat() Refusal {
+	if v := r.value(rLogprobs); v != nil && string(v) != "false" {
+		return Logprobs
+	}
+	m, ok := r.scan.Find(rMessages)
+	if !ok || m.Kind != body.Array {
+		return Unreadable
+	}
+	if !onlyText(r.body.Bytes(m.Value)) {
+		return Media
+	}
+	return ""
+}
+
+// partTable finds the parts of messages whose content is a list, and their types.
+var partTable = body.NewTable(body.Want{Path: "*.content.*", Sink: true}, body.Want{Path: "*.content.*.type", Sink: true})
+
+// onlyText reports whether all parts of messages are texts.
+func onlyText(messages []byte) bool {
+	const part = 0
+	parts, texts := 0, 0
+	var kind []byte
+	var scan body.Scanner
+	scan.Reset(partTable, body.Limits{}, func(want int, piece []byte, last bool) {
+		if want == part {
+			if last {
+				parts++
+			}
+			return
+		}
+		kind = append(kind, piece...)
+		if last {
+			if string(kind) == "text" {
+				texts++
+			}
+			kind = kind[:0]
+		}
+	})
+	if _, err := scan.Write(messages); err != nil || scan.Close() != nil {
+		return false
+	}
+	return parts == texts
+}
+
+// keep copies the members that every leg has.
+func (r *reading) keep() Refusal {
+	var edit body.Edit
+	edit.Reset(r.body, r.scan.Root())
+	removed := 0
+	for _, m := range r.scan.Members() {
+		if slices.Contains(left, m.Want) || m.Want == rLogprobs && r.api == pd.APIChat {
+			edit.Remove(m)
+			removed++
+		}
+	}
+	segments, err := edit.Segments(nil)
+	if err != nil {
+		return Unreadable
+	}
+	rest := bytes.Trim(bytes.Join(segments, nil), "\xef\xbb\xbf \t\r\n")
+	rest = bytes.TrimSpace(rest[1 : len(rest)-1]) // without the braces
+	if len(rest) > 0 {
+		r.rest = append([]byte{','}, rest...)
+	}
+	return ""
+}

@@ -1,0 +1,237 @@
+package sidecar
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
+	"github.com/tandem-serving/tandem/sim/model"
+)
+
+// goesOn lets streams go on at another engine.
+var goesOn = set(func(c *Config) { c.Continue.Times = 3 })
+
+// emojiTokens is how many tokens the streams of these tests have.
+const emojiTokens = 60
+
+// emojiAsk returns a greedy request for a stream of letters, and of bytes of which some form characters of two and four bytes.
+func emojiAsk(api pd.API, more map[string]any) string {
+	var bytes []int
+	for _, c := range []byte("ab\u00e9😀") {
+		bytes = append(bytes, model.FirstByte+int(c))
+	}
+	q := map[string]any{"model": "tiny", "max_tokens": emojiTokens, "stream": true, "temperature": 0, "allowed_token_ids": bytes,
+		"ignore_eos": true}
+	switch api {
+	case pd.APIChat:
+		q["messages"] = []any{map[string]any{"role": "user", "content": "how do 😀 feel about caches of keys and values"}}
+	default:
+		q["prompt"] = "how do 😀 feel about caches of keys and values"
+	}
+	maps.Copy(q, more)
+	b, err := json.Marshal(q)
+	if err != nil {
+		panic(err) // numbers and strings always marshal
+	}
+	return string(b)
+}
+
+var fingerprint = regexp.MustCompile(`"system_fingerprint":"[^"]*"`) // of the engine that ended the stream
+
+var ownMembers = regexp.MustCompile(`"id":"[^"]*","object":"([^"]*)","created":\d+`)
+
+// alike replaces what two runs of one request may differ in: the id and the time, of which one answer has one each.
+func alike(t *testing.T, stream string) string {
+	t.Helper()
+	distinct := map[string]bool{}
+	for _, own := range ownMembers.FindAllString(stream, -1) {
+		distinct[own] = true
+	}
+	if len(distinct) > 1 {
+		t.Errorf("one stream with several ids, times or objects: %v", distinct)
+	}
+	return fingerprint.ReplaceAllString(ownMembers.ReplaceAllString(stream, `"object":"$1"`), `"system_fingerprint":"…"`)
+}
+
+// difference returns the first events in which two streams differ.
+func difference(got, want string) string {
+	a, b := strings.SplitAfter(got, "\n\n"), strings.SplitAfter(want, "\n\n")
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return fmt.Sprintf("event %d is\n%swant\n%s", i+1, a[i], b[i])
+		}
+	}
+	return fmt.Sprintf("%d events, want %d", len(a), len(b))
+}
+
+// die has an engine die after some events of its next stream.
+func die(events int) fault.Fault {
+	return fault.Fault{Leg: "decode", Fault: fault.Crash, At: strconv.Itoa(events)}
+}
+
+// Decode dies after each event of a stream, and the client gets the bytes of an undisturbed one.
+func TestStreamGoesOnAtEveryToken(t *testing.T) {
+	for name, c := range map[string]struct {
+		api  pd.API
+		more map[string]any
+		step int // events between two tries, but for the first and the last ones
+	}{
+		"completions":           {pd.APICompletions, nil, 1},
+		"completions, usage":    {pd.APICompletions, map[string]any{"stream_options": map[string]any{"include_usage": true}}, 7},
+		"completions, running":  {pd.APICompletions, map[string]any{"stream_options": map[string]any{"include_usage": true, "continuous_usage_stats": true}}, 7},
+		"completions, ids":      {pd.APICompletions, map[string]any{"return_token_ids": true}, 7},
+		"completions, logprobs": {pd.APICompletions, map[string]any{"logprobs": 1}, 7},
+		"completions, least":    {pd.APICompletions, map[string]any{"min_tokens": 50, "ignore_eos": false}, 7},
+		"completions, stop":     {pd.APICompletions, map[string]any{"stop": []string{"é"}, "min_tokens": 20}, 7},
+		"chat":                  {pd.APIChat, nil, 1},
+		"chat, ids":             {pd.APIChat, map[string]any{"return_token_ids": true}, 7},
+		"chat, no limit":        {pd.APIChat, map[string]any{"max_tokens": nil, "stop_token_ids": []int{model.FirstByte + 'a'}, "min_tokens": 30}, 7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			prefill, other, plain := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
+			ask := emojiAsk(c.api, c.more)
+			want := alike(t, post(t, plain.URL+c.api.Path(), ask).body)
+			events := strings.Count(want, "data: ")
+			for at := 1; at < events; at++ {
+				if at > 1 && at%c.step != 0 && at < events-3 {
+					continue
+				}
+				decode := startSim(t, sim.Config{})
+				if err := decode.Faults.Add(die(at)); err != nil {
+					t.Fatal(err)
+				}
+				s := startRig(t, addrOf(decode), goesOn)
+				got := post(t, s.url+c.api.Path(), ask, pd.HeaderPrefill, addrOf(prefill), pd.HeaderDestination, addrOf(decode)+","+addrOf(other), "TE", "trailers")
+				if c.api == pd.APIChat && at == 1 { // nothing has gone to the client: the proxy tries another pod
+					if got.status != http.StatusBadGateway && got.status != http.StatusServiceUnavailable || got.header.Get(pd.HeaderRetry) != "1" {
+						t.Errorf("killed before the first token: %d %s", got.status, got.body)
+					}
+					continue
+				}
+				if body := alike(t, got.body); body != want {
+					t.Fatalf("killed after %d of %d events: %s", at, events, difference(body, want))
+				}
+				if moved := got.trailer.Get(pd.HeaderContinued); moved != "1" && at < events-2 {
+					t.Errorf("killed after %d events: moved %q times", at, moved)
+				}
+				s.end()
+				mustFree(t, prefill, other)
+			}
+		})
+	}
+}
+
+// A stream goes on as often as it may, and then ends with an error.
+func TestStreamGoesOnAgain(t *testing.T) {
+	for _, times := range []int{2, 1} {
+		t.Run(fmt.Sprint(times), func(t *testing.T) {
+			plain, last := startSim(t, sim.Config{}), startSim(t, sim.Config{})
+			decode, second := startSim(t, sim.Config{}), startSim(t, sim.Config{})
+			for i, e := range []*fault.List{decode.Faults, second.Faults} {
+				if err := e.Add(die(10 + i)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s := startRig(t, addrOf(decode), set(func(c *Config) { c.Continue.Times = times }))
+			ask := emojiAsk(pd.APICompletions, nil)
+			got := post(t, s.url+completionsPath, ask, pd.HeaderDestination, addrOf(decode)+","+addrOf(second)+","+addrOf(last), "TE", "trailers")
+			want := alike(t, post(t, plain.URL+completionsPath, ask).body)
+			if times == 2 {
+				if body := alike(t, got.body); body != want {
+					t.Error(difference(body, want))
+				}
+				s.mustCount(t, 2, "tandem_continuations_total", "result", "ok")
+				return
+			}
+			if kind, _ := lastError(t, pd.APICompletions, got.body); kind == "" {
+				t.Errorf("no error at the end of %s", got.body)
+			}
+			s.mustCount(t, 1, "tandem_continuations_total", "result", "times")
+		})
+	}
+}
+
+// The prefill pod of a request goes on with it, if that is allowed.
+func TestStreamGoesOnAtPrefill(t *testing.T) {
+	for _, allowed := range []bool{true, false} {
+		prefill, decode, plain := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
+		if err := decode.Faults.Add(die(20)); err != nil {
+			t.Fatal(err)
+		}
+		s := startRig(t, addrOf(decode), goesOn, set(func(c *Config) { c.Continue.OnPrefill = allowed }))
+		ask := emojiAsk(pd.APICompletions, nil)
+		got := post(t, s.url+completionsPath, ask, pd.HeaderPrefill, addrOf(prefill))
+		whole := alike(t, got.body) == alike(t, post(t, plain.URL+completionsPath, ask).body)
+		if whole != allowed {
+			t.Errorf("allowed %v: %s", allowed, got.body)
+		}
+		if !allowed {
+			s.mustCount(t, 1, "tandem_continuations_total", "result", "no-engine")
+		}
+	}
+}
+
+// What cannot be continued exactly ends as before, and says why.
+func TestStreamDoesNotGoOn(t *testing.T) {
+	for name, c := range map[string]struct {
+		api    pd.API
+		more   map[string]any
+		change func(*Config)
+		result string
+	}{
+		"penalties":  {pd.APICompletions, map[string]any{"presence_penalty": 0.5}, nil, "penalties"},
+		"seed":       {pd.APICompletions, map[string]any{"seed": 1, "temperature": 1}, nil, "seed"},
+		"structured": {pd.APICompletions, map[string]any{"structured_outputs": map[string]any{"regex": "[ab]*"}}, nil, "structured"},
+		"format":     {pd.APIChat, map[string]any{"response_format": map[string]any{"type": "json_object"}}, nil, "structured"},
+		"stop":       {pd.APICompletions, map[string]any{"stop": "aaaa"}, nil, "stop"},
+		"tools":      {pd.APIChat, map[string]any{"tools": []any{map[string]any{"type": "function"}}}, nil, "tools"},
+		"choices":    {pd.APICompletions, map[string]any{"n": 2, "temperature": 1}, nil, "choices"},
+		"batch":      {pd.APICompletions, map[string]any{"prompt": []string{"a", "b"}}, nil, "choices"},
+		"logprobs":   {pd.APIChat, map[string]any{"logprobs": true}, nil, "logprobs"},
+		"budget":     {pd.APICompletions, nil, func(c *Config) { c.Continue.Burst = 0 }, "budget"},
+		"memory":     {pd.APICompletions, nil, func(c *Config) { c.Continue.Memory = 10 }, "memory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			decode, other := startSim(t, sim.Config{}), startSim(t, sim.Config{})
+			if err := decode.Faults.Add(die(20)); err != nil {
+				t.Fatal(err)
+			}
+			change := func(*Config) {}
+			if c.change != nil {
+				change = c.change
+			}
+			s := startRig(t, addrOf(decode), goesOn, set(change))
+			got := post(t, s.url+c.api.Path(), emojiAsk(c.api, c.more), pd.HeaderDestination, addrOf(decode)+","+addrOf(other))
+			if kind, _ := lastError(t, c.api, got.body); got.status != http.StatusOK || kind == "" {
+				t.Errorf("%d %s", got.status, got.body)
+			}
+			if strings.Contains(got.body, `"token_ids":[`) {
+				t.Errorf("the client gets ids that it has not asked for: %s", got.body)
+			}
+			s.mustCount(t, 1, "tandem_continuations_total", "result", c.result)
+		})
+	}
+}
+
+// Only engines that are allowed get prompts, and only at the request of a picker.
+func TestStreamGoesOnOnlyWhereAllowed(t *testing.T) {
+	decode, other := startSim(t, sim.Config{}), startSim(t, sim.Config{})
+	if err := decode.Faults.Add(die(5)); err != nil {
+		t.Fatal(err)
+	}
+	secret := set(func(c *Config) { c.Trust.Secrets = func() pd.Secrets { return pd.Secrets{"0123456789abcdef"} } })
+	s := startRig(t, addrOf(decode), goesOn, secret)
+	got := post(t, s.url+completionsPath, emojiAsk(pd.APICompletions, nil), pd.HeaderDestination, addrOf(other))
+	if kind, _ := lastError(t, pd.APICompletions, got.body); kind == "" {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	s.mustCount(t, 1, "tandem_continuations_total", "result", "no-engine")
+}

@@ -1,0 +1,345 @@
+package handoff
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
+	"github.com/tandem-serving/tandem/sidecar/continuation"
+	"github.com/tandem-serving/tandem/sidecar/intake"
+	"github.com/tandem-serving/tandem/sidecar/relay"
+	"github.com/tandem-serving/tandem/sidecar/transport"
+)
+
+// Continue says whether, where and how often a stream whose engine has died goes on at another engine.
+type Continue struct {
+	// Times is how often one stream may go on; 0: none does.
+	Times int
+	// OnPrefill has the prefill candidates of a request go on with it if no decode pod can.
+	OnPrefill bool
+	// Budget bounds how many streams go on: each has its prompt computed again.
+	Budget *pd.FallbackBudget
+	// Memory counts and bounds the token ids that are kept, in bytes.
+	Memory *pd.BufferedBytes
+}
+
+// ongoing is a stream that may go on at another engine. It implements relay.Continuation.
+type ongoing struct {
+	*continuation.Stream
+	x      *Exchange
+	answer *relay.Answer // of the engine that goes on; nil: of none
+	close  func()        // ends the leg to it
+}
+
+// mayGoOn prepares a leg of the local engine whose stream may go on elsewhere, if the request allows that, and returns its body.
+func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Payload {
+	x.ongoing.end()
+	x.ongoing, x.Elsewhere = nil, nil
+	_, able := x.legs.Dialect.(dialect.Continuer)
+	if !able || x.legs.Continue.Times == 0 || !req.Stream() {
+		return l
+	}
+	payload, err := req.Local()
+	if err != nil {
+		return l
+	}
+	var b body.Body
+	for _, segment := range payload.Segments {
+		b.Append(segment)
+	}
+	of, why := continuation.Read(x.API, &b)
+	if why != "" {
+		x.legs.Metrics.Continued.WithLabelValues(causeNone, string(why)).Inc()
+		return l
+	}
+	x.ongoing = &ongoing{Stream: continuation.NewStream(of, x.legs.Continue.Memory), x: x}
+	x.Elsewhere = x.ongoing
+	if c, ok := x.handoff.of.(dialect.UsageCorrector); ok {
+		cached, _ := c.Cached()
+		x.ongoing.SetCached(cached)
+	}
+	return withMember(l, of.Member())
+}
+
+// withMember adds a member, with a comma, to the beginning of a body that is a JSON object with others.
+func withMember(l request.Payload, member []byte) request.Payload {
+	for i, segment := range l.Segments {
+		at := bytes.IndexByte(segment, '{') + 1 // only white space and a byte order mark may be before it
+		if at == 0 {
+			continue
+		}
+		segments := append(make([][]byte, 0, len(l.Segments)+2), l.Segments[:i]...)
+		for _, part := range [][]byte{segment[:at], member, segment[at:]} {
+			if len(part) > 0 {
+				segments = append(segments, part)
+			}
+		}
+		return request.Payload{Segments: append(segments, l.Segments[i+1:]...), Length: l.Length + int64(len(member))}
+	}
+	return l
+}
+
+// opens returns what tells events that engines send before a stream's first token.
+func (o *ongoing) opens() func(body.Event) bool {
+	if o == nil {
+		return nil
+	}
+	return continuation.Opens
+}
+
+// end ends the stream and the leg of the engine that went on with it.
+func (o *ongoing) end() {
+	if o == nil {
+		return
+	}
+	o.endLeg()
+	o.Stream.Close()
+}
+
+func (o *ongoing) endLeg() {
+	if o.answer != nil {
+		o.answer.Free()
+		o.answer = nil
+	}
+	if o.close != nil {
+		o.close()
+		o.close = nil
+	}
+}
+
+// The results of streams that break off, besides refusals; metric labels.
+const (
+	wentOn      = "ok"
+	goneTooOft  = "times"  // as often as --continue-times
+	overBudget  = "budget" // --continue-burst is spent
+	noEngine    = "no-engine"
+	othersFail  = "failed"
+	causeNone   = "none"   // the engine lives: the request is not one that could go on
+	causeBroken = "broken" // the connection broke, or the stream ended early
+	causeError  = "error"  // the engine sent an error event
+)
+
+// GoOn implements relay.Continuation. It tries the other decode pods that the picker has named, then the prefill candidates.
+func (o *ongoing) GoOn(cause error) *relay.Answer {
+	x := o.x
+	if end := o.End(); end != nil {
+		o.endLeg()
+		o.answer = relay.NewAnswer(bytes.NewReader(end))
+		return o.answer
+	}
+	result := o.tryOthers()
+	if x.Context.Err() != nil {
+		return nil
+	}
+	x.legs.localEngine.doubt()
+	x.legs.Metrics.Continued.WithLabelValues(causeOf(cause), result).Inc()
+	x.legs.warnings.Warn("stream broke off", "request_id", x.ID, "cause", cause, "continued", result)
+	if result != wentOn {
+		return nil
+	}
+	return o.answer
+}
+
+// causeOf names why a stream broke off.
+func causeOf(err error) string {
+	switch {
+	case errors.Is(err, errHung):
+		return causeHung
+	case errors.Is(err, relay.ErrEngineFailed):
+		return causeError
+	}
+	return causeBroken
+}
+
+// tryOthers has another engine go on, whose answer is then o.answer. The result is one of the labels above, or a refusal.
+func (o *ongoing) tryOthers() string {
+	x := o.x
+	if why := o.Refusal(); why != "" {
+		return string(why)
+	}
+	if o.Moves() >= x.legs.Continue.Times {
+		return goneTooOft
+	}
+	targets := o.targets()
+	if len(targets) == 0 {
+		return noEngine
+	}
+	if !x.legs.Continue.Budget.Take() {
+		return overBudget
+	}
+	o.endLeg()
+	for _, t := range targets {
+		err := o.goOnAt(t)
+		if err == nil {
+			o.Moved()
+			return wentOn
+		}
+		if x.Context.Err() != nil {
+			break
+		}
+		x.legs.warnings.Warn("engine does not go on with a stream", "request_id", x.ID, "target", t.String(), "error", err)
+	}
+	return othersFail
+}
+
+// targets returns the engines that may go on, in the order of the tries.
+func (o *ongoing) targets() []pd.Target {
+	x := o.x
+	var all []pd.Target
+	self := x.pod()
+	add := func(list []pd.Target) {
+		for _, t := range list {
+			if t.String() != self && t != x.legs.localEngine.target && !x.legs.down.has(t) && !x.legs.hung.has(t) {
+				all = append(all, t)
+			}
+		}
+	}
+	add(x.Route.Others)
+	if x.legs.Continue.OnPrefill {
+		add(x.Route.Targets)
+	}
+	return all
+}
+
+// goOnAt has one engine go on.
+func (o *ongoing) goOnAt(t pd.Target) error {
+	x := o.x
+	engine := x.legs.Prefill(t)
+	ctx, cancel := context.WithCancelCause(x.Context)
+	header := x.legHeader()
+	header["Accept-Encoding"] = transport.Identity
+	header["Content-Type"] = jsonType
+	ctx, span := x.legs.tracing.leg(ctx, spanDecode, header, attribute.Bool("tandem.continues", true),
+		attribute.String("server.address", t.Host), attribute.Int("server.port", int(t.Port)))
+	sent, status := time.Now(), 0
+	silence := time.AfterFunc(x.legs.FirstEvent, func() { cancel(errSilent) })
+	v := x.legs.hung.watch(t, engine, waitFirst, 0, cancel)
+	resp, err := o.send(ctx, engine, header)
+	if resp != nil {
+		status = resp.StatusCode
+	}
+	if err == nil {
+		o.answer = relay.NewAnswer(resp.Body)
+		err = o.answer.PeekEvent(nil, nil)
+	}
+	silence.Stop()
+	v.over(err == nil)
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	x.record.leg("continue", t.String(), sent, time.Now(), status, err)
+	x.endLegSpan(span, status, err)
+	o.close = func() {
+		cancel(nil)
+		if resp != nil {
+			resp.Body.Close()
+		}
+	}
+	if err != nil {
+		o.endLeg()
+	}
+	return err
+}
+
+var jsonType = []string{"application/json"}
+
+// send sends the leg, and returns its answer, which may come with an error.
+func (o *ongoing) send(ctx context.Context, engine transport.Engine, header http.Header) (*http.Response, error) {
+	x := o.x
+	length, err := o.prepare(ctx, engine, header)
+	if err != nil {
+		return nil, err
+	}
+	l := o.Leg(length)
+	req, err := transport.NewBufferedLeg(ctx, engine.URL+pd.APICompletions.Path(), header, l.Segments, l.Length)
+	if err != nil {
+		return nil, fmt.Errorf("making the leg: %w", err)
+	}
+	resp, err := engine.Transport.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	x.rename(resp)
+	switch {
+	case resp.StatusCode != http.StatusOK:
+		return resp, fmt.Errorf("the engine answers %s", resp.Status)
+	case !relay.IsEventStream(resp.Header) || relay.Encoded(resp.Header):
+		return resp, errors.New("the engine does not answer with a stream")
+	}
+	return resp, nil
+}
+
+// prepare asks the engine what the leg needs: the model's length in tokens, 0 if it is not needed, and whether the last ids that were
+// sent have text, if that is not known.
+func (o *ongoing) prepare(ctx context.Context, engine transport.Engine, header http.Header) (length int64, err error) {
+	if o.Several() {
+		if err := o.dropUnfinished(ctx, engine, header); err != nil {
+			return 0, err
+		}
+	}
+	if !o.NeedsModelLength() {
+		return 0, nil
+	}
+	models, err := ask(ctx, engine, http.MethodGet, "/v1/models", nil, header)
+	if err != nil {
+		return 0, fmt.Errorf("asking for the model's length: %w", err)
+	}
+	length, ok := continuation.ModelLength(models)
+	if !ok {
+		return 0, errors.New("the engine does not say the model's length (max_model_len)")
+	}
+	return length, nil
+}
+
+// maxUnfinished is the most ids that can be within one character.
+const maxUnfinished = 3
+
+// dropUnfinished drops ids at the end that are a part of a character.
+func (o *ongoing) dropUnfinished(ctx context.Context, engine transport.Engine, header http.Header) error {
+	for dropped := 0; ; dropped++ {
+		answer, err := ask(ctx, engine, http.MethodPost, "/detokenize", o.Question(), header)
+		if err != nil {
+			return fmt.Errorf("asking for the text of the last tokens: %w", err)
+		}
+		if continuation.Ends(answer) {
+			return nil
+		}
+		if dropped == maxUnfinished || !o.Drop() {
+			return errors.New("the tokens that were sent end within a character")
+		}
+	}
+}
+
+// maxAsked is the most bytes of an answer to a question.
+const maxAsked = 1 << 20
+
+// ask sends a request with the headers of a leg, and returns the answer.
+func ask(ctx context.Context, engine transport.Engine, method, path string, question []byte, header http.Header) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, engine.URL+path, bytes.NewReader(question))
+	if err != nil {
+		return nil, err
+	}
+	req.Header = header.Clone()
+	resp, err := engine.Transport.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAsked))
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("the engine answers %s to %s", resp.Status, path)
+	}
+	return answer, err
+}
+
+var _ relay.Continuation = (*ongoing)(nil)
