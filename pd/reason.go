@@ -52,6 +52,7 @@ const (
 	HandoffInvalid Reason = "handoff-invalid" // prefill answered without a hand-off that is safe to use
 	HandoffLate    Reason = "handoff-late"    // the hand-off was too old to be used
 	TransferFailed Reason = "transfer-failed" // decode could not load the KV cache
+	WrongProtocol  Reason = "wrong-protocol"  // an engine speaks another hand-off protocol than the sidecar
 )
 
 // Why a request was refused, besides NotSplittable, NoPrefill and PrefillFailed under a strict plan.
@@ -80,7 +81,7 @@ const (
 var (
 	remoteReasons = []Reason{Uncached, Always, LowerCost, Forced, External, DecodeOnly}
 	localReasons  = []Reason{BelowThreshold, ShortPrompt, LowerCost, Bypassed, NotSplittable, Unplanned, NoMedia, NoPrefill, PrefillFailed, HandoffInvalid,
-		HandoffLate, TransferFailed}
+		HandoffLate, TransferFailed, WrongProtocol}
 )
 
 // Reasons lists the tokens that may explain a verdict.
@@ -100,9 +101,9 @@ func Reasons(v Verdict) []Reason {
 	return nil
 }
 
-// FallsBack reports whether r says that remote prefill was tried, and the local engine prefilled instead.
+// FallsBack reports whether r says that the local engine prefilled because remote prefill did not work.
 func (r Reason) FallsBack() bool {
-	return r == PrefillFailed || r == HandoffInvalid || r == HandoffLate || r == TransferFailed
+	return r == PrefillFailed || r == HandoffInvalid || r == HandoffLate || r == TransferFailed || r == WrongProtocol
 }
 
 // Explains reports whether r is one of the tokens for v.

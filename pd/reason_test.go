@@ -13,7 +13,7 @@ import (
 var contract = map[pd.Verdict]string{
 	pd.Remote: "uncached always lower-cost forced external decode-only",
 	pd.Local: "below-threshold short-prompt lower-cost bypassed not-splittable unplanned no-media no-prefill prefill-failed handoff-invalid " +
-		"handoff-late transfer-failed",
+		"handoff-late transfer-failed wrong-protocol",
 	pd.Refused: "bad-pd-header bad-request duplicate-key not-splittable too-large long-header slow-body untrusted-peer denied-target not-cached no-endpoint " +
 		"no-prefill decode-only prefill-failed saturated queue-full queue-timeout evicted budget busy draining deadline internal",
 }

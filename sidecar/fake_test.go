@@ -10,10 +10,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
-// fakeEngine is an engine that answers by a script and records its requests. It answers /health and releases without the
-// script.
+// fakeEngine is an engine that answers by a script and records its requests. It answers /health, releases, and the sidecar's question what
+// it is, without the script.
 type fakeEngine struct {
 	addr   string
 	server *httptest.Server
@@ -24,6 +26,7 @@ type fakeEngine struct {
 	releaseAnswer act        // answers releases
 	sick          bool       // fails /health
 	hung          bool       // does not answer it
+	metrics       string     // its page when the sidecar asks what it is; "": it has none
 	seen          []*asked
 	released      []*asked
 }
@@ -71,6 +74,10 @@ func (e *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.health(w, r)
 		return
 	}
+	if asksWhatItIs(r) {
+		e.introduce(w, r.URL.Path)
+		return
+	}
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
 		return // the caller has left
@@ -93,6 +100,40 @@ func (e *fakeEngine) health(w http.ResponseWriter, r *http.Request) {
 	case e.probed <- struct{}{}:
 	default:
 	}
+}
+
+// asksWhatItIs reports whether the sidecar wants to know which protocol the engine speaks.
+func asksWhatItIs(r *http.Request) bool {
+	return r.UserAgent() == transport.Agent && (r.URL.Path == "/metrics" || r.URL.Path == "/v1/models")
+}
+
+// silent is an engine that does not say what it is, with a handler for all else.
+func silent(engine http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asksWhatItIs(r) {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		engine(w, r)
+	})
+}
+
+// introduce tells the sidecar what the engine is.
+func (e *fakeEngine) introduce(w http.ResponseWriter, path string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.metrics == "" || path != "/metrics" {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	_, _ = io.WriteString(w, e.metrics)
+}
+
+// becomes gives the engine another metrics page.
+func (e *fakeEngine) becomes(metrics string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.metrics = metrics
 }
 
 // failHealth fails /health from now on.

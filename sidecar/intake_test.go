@@ -167,7 +167,7 @@ func TestBodyPauseEndsWithTheBody(t *testing.T) {
 // startSluggish serves an engine that does not read a request's body for a while.
 func startSluggish(t *testing.T, pause time.Duration, then http.HandlerFunc) (addr string) {
 	t.Helper()
-	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	e := httptest.NewServer(silent(func(w http.ResponseWriter, r *http.Request) {
 		over := time.NewTimer(pause)
 		defer over.Stop()
 		<-over.C

@@ -21,7 +21,7 @@ func TestLocalIsNotBuffered(t *testing.T) {
 			beginning := make(chan string, 1)
 			whole := make(chan string, 1)
 			first := `{"prompt":"` + strings.Repeat("a", 40<<10)
-			engine := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			engine := httptest.NewServer(silent(func(_ http.ResponseWriter, r *http.Request) {
 				b := make([]byte, 30<<10)
 				if _, err := io.ReadFull(r.Body, b); err != nil {
 					t.Error(err)

@@ -41,7 +41,10 @@ type metrics struct {
 }
 
 // gauges are the numbers that are read when metrics are collected.
-type gauges struct{ fallbackTokens, open, buffered func() float64 }
+type gauges struct {
+	fallbackTokens, open, buffered func() float64
+	mismatches                     func(pd.Role) float64
+}
 
 func newMetrics(reg prometheus.Registerer, g gauges, links *handoff.Links) *metrics {
 	m := &metrics{
@@ -80,6 +83,11 @@ func newMetrics(reg prometheus.Registerer, g gauges, links *handoff.Links) *metr
 				"the decode engine is needed."}, g.open),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_buffered_bytes",
 			Help: "Bytes of request bodies that are buffered now, over all requests; --buffer-limit is the bound."}, g.buffered))
+	for _, role := range []pd.Role{pd.RolePrefill, pd.RoleDecode} {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_protocol_mismatch", ConstLabels: prometheus.Labels{"role": role.String()},
+			Help: "Engines that do not speak the hand-off protocol of this sidecar (--kv-connector): requests to them are served without hand-offs."},
+			func() float64 { return g.mismatches(role) }))
+	}
 	return m
 }
 

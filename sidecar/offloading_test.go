@@ -11,19 +11,16 @@ import (
 const (
 	offloadingPrefilled = `{"choices":[{"index":0,"text":"p","finish_reason":"length"}],"usage":{"prompt_tokens":100,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":64}},"kv_transfer_params":null}`
 	offloadingDecoded   = `{"choices":[{"index":0,"text":"right","finish_reason":"length"}],"usage":{"prompt_tokens":100,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":96}}}`
-	offloadingPage      = "# HELP vllm:kv_offload_tiering_read_bytes x\nvllm:kv_offload_tiering_read_bytes_total 0\n"
+	offloadingPage      = "# TYPE vllm:prompt_tokens_by_source_total counter\n# TYPE vllm:kv_offload_tiering_read_bytes_total counter\n"
+	nixlPage            = "# TYPE vllm:prompt_tokens_by_source_total counter\n# TYPE vllm:nixl_xfer_time_seconds histogram\n"
 )
 
 // offloadingPrefill is a prefill engine with a metrics page. Real engines are in e2e/connectors.
 func offloadingPrefill(t *testing.T, page string, leg act) *fakeEngine {
 	t.Helper()
-	return startEngine(t, func(w http.ResponseWriter, r *asked) {
-		if r.URL.Path == "/metrics" {
-			says(http.StatusOK, "text/plain", page)(w, r)
-			return
-		}
-		leg(w, r)
-	})
+	e := startEngine(t, leg)
+	e.becomes(page)
+	return e
 }
 
 // offloadingDecode is a decode engine that answers alone without parameters.
@@ -67,7 +64,7 @@ func TestOffloadingPrefillFails(t *testing.T) {
 	}{
 		"error":             {offloadingPage, says(http.StatusInternalServerError, "application/json", `{"error":{"message":"x"}}`), "local;reason=prefill-failed;attempts=1;candidate=0"},
 		"aborted":           {offloadingPage, says(http.StatusOK, "application/json", `{"choices":[{"finish_reason":"abort"}]}`), "local;reason=handoff-invalid;attempts=1;candidate=0"},
-		"another connector": {"vllm:nixl_bytes_transferred_count 0\n", says(http.StatusOK, "application/json", offloadingPrefilled), "local;reason=prefill-failed"},
+		"another connector": {nixlPage, says(http.StatusOK, "application/json", offloadingPrefilled), "local;reason=wrong-protocol"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			decode := offloadingDecode(t, hangs)

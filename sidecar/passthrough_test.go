@@ -166,6 +166,11 @@ func fickleEngine(t *testing.T, answer act) (addr string, cuts *atomic.Int64) {
 	t.Helper()
 	cuts = &atomic.Int64{}
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asksWhatItIs(r) {
+			w.Header().Set("Connection", "close") // it does not count among the requests of a connection
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
 		b, err := io.ReadAll(r.Body)
 		if err != nil {
 			return

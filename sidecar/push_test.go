@@ -67,9 +67,12 @@ func TestWrongNIXLConnector(t *testing.T) {
 		prefill, decode := startEngine(t, says(http.StatusOK, "application/json", answer)), startEngine(t, says(http.StatusOK, "application/json", `{"choices":[{"text":"alone"}]}`))
 		s := startRig(t, decode.addr, set(func(c *Config) { c.Engine.Connector = connector }))
 		r := post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, prefill.addr)
-		r.mustBe(t, http.StatusOK, "local;reason=handoff-invalid;attempts=1;candidate=0")
+		r.mustBe(t, http.StatusOK, "local;reason=wrong-protocol;attempts=1;candidate=0")
 		if leg := decode.only(t); strings.Contains(leg.body, "remote_block_ids") {
 			t.Errorf("decode got %s", leg.body)
 		}
+		post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, prefill.addr).mustBe(t, http.StatusOK, "local;reason=wrong-protocol")
+		prefill.only(t) // it computes no second prompt in vain
+		s.mustCount(t, 1, "tandem_protocol_mismatch", "role", "prefill")
 	}
 }

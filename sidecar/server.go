@@ -40,8 +40,9 @@ type Server struct {
 	ranks   []*rank // of the local engine; at least one
 
 	local, prefill *http.Transport
-	grpc           *http.Transport // to the local engine
-	bootstrap      *http.Transport // to the bootstrap servers of prefill engines
+	grpc           *http.Transport             // to the local engine
+	bootstrap      *http.Transport             // to the bootstrap servers of prefill engines
+	asks           map[pd.Role]*http.Transport // to engines, to ask them what they are
 
 	budget  *pd.FallbackBudget
 	goesOn  handoff.Continue
@@ -81,10 +82,14 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
 	s.grpc = transport.NewHTTP2(cfg.Engine.TLS)
 	s.bootstrap = transport.New(cfg.Engine.IdleConns, nil, s.routes.Allow.ControlHost)
+	s.asks = map[pd.Role]*http.Transport{pd.RoleDecode: transport.New(1, cfg.Engine.TLS, nil), pd.RolePrefill: transport.New(1, cfg.Prefill.TLS, s.routes.Allow.Control)}
+	for _, t := range s.asks {
+		t.DisableKeepAlives = true
+	}
 	if d, ok := s.dialect.(dialect.IdleLimiter); ok {
 		s.local.IdleConnTimeout, s.prefill.IdleConnTimeout = d.IdleTimeout(), d.IdleTimeout()
 	}
-	s.metrics = newMetrics(t.Metrics, gauges{s.budget.Left, s.open, s.intake.Buffered}, handoff.NewLinks(cfg.Prefill.BlockBytes, time.Now))
+	s.metrics = newMetrics(t.Metrics, gauges{s.budget.Left, s.open, s.intake.Buffered, s.mismatches}, handoff.NewLinks(cfg.Prefill.BlockBytes, time.Now))
 	if n, ok := s.dialect.(dialect.Noticer); ok && cfg.Keep.Notifier != nil {
 		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Noticer: n, Lease: cfg.Fallback.Lease, Log: t.Log,
 			Dialer: &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.routes.Allow.ControlHost}})
@@ -93,6 +98,9 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.ranks = s.makeRanks(t)
 	s.life.start()
 	s.life.run(s.legs().Watch)
+	for _, r := range s.ranks {
+		s.life.run(r.legs.Recognize)
+	}
 	if cfg.Prefill.Discovery != "" {
 		find, err := warmup.ParseDiscovery(cfg.Prefill.Discovery)
 		if err != nil {
@@ -140,6 +148,7 @@ func (s *Server) legsConfig(t Telemetry) handoff.Config {
 	return handoff.Config{
 		Dialect: s.dialect, Stripped: s.strips, Intake: s.intake, Budget: s.budget, Leases: s.leases,
 		Decode: s.decodeEngine(0), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent, HangAfter: s.cfg.Engine.HangAfter, AnswerPause: s.cfg.Trust.AnswerPause,
+		Ask:     s.toAsk,
 		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff,
 		Continue: s.goesOn, TellPods: s.cfg.Tell.Pods, Record: s.cfg.Tell.Recent > 0,
 		Tracer: t.Tracer, Propagator: t.Propagator, Metrics: s.metrics.handoff, Log: t.Log,
@@ -250,6 +259,12 @@ func (s *Server) prefillEngine(t pd.Target) transport.Engine {
 	return transport.Engine{Transport: s.prefill, URL: transport.Scheme(s.cfg.Prefill.TLS) + t.String(), HealthPath: s.healthPath()}
 }
 
+// toAsk returns an engine over connections of its own.
+func (s *Server) toAsk(e transport.Engine, role pd.Role) transport.Engine {
+	e.Transport = s.asks[role]
+	return e
+}
+
 // healthPath is where the engines of the dialect are probed; "" is the usual path.
 func (s *Server) healthPath() string {
 	if own, ok := s.dialect.(dialect.Prober); ok {
@@ -283,6 +298,9 @@ func (s *Server) open() float64 {
 	running := s.life.exchanges()
 	return float64(running + s.legs().Releasing())
 }
+
+// mismatches returns how many engines of a role speak another hand-off protocol.
+func (s *Server) mismatches(role pd.Role) float64 { return float64(s.legs().Mismatches(role)) }
 
 // life counts the running exchanges, so that Drain can wait for them and cut them.
 type life struct {

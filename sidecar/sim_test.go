@@ -148,7 +148,7 @@ func withhold(t *testing.T, engine *server.Server) (addr string, arrived <-chan 
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	proxy.Transport = transport
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := httptest.NewServer(silent(func(w http.ResponseWriter, r *http.Request) {
 		whole := httptest.NewRecorder()
 		proxy.ServeHTTP(whole, r)
 		at <- struct{}{}

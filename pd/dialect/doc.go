@@ -9,7 +9,8 @@
 // leg and reads its answer; its [Handoff] makes the decode leg. Small interfaces, which a Dialect, Attempt or Handoff may
 // implement, hold everything else: [Releaser], [RequestReleaser], [OnceReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked],
 // [Rerouter], [Aborter], [HeaderSetter], [Stripper], [Controller], [Pusher], [HeaderStripper], [Fitter], [PerChoice], [Checker],
-// [Moded], [Splitter], [Finisher], [IdleLimiter], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer].
+// [Moded], [Splitter], [Finisher], [IdleLimiter], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer]. A [Recognizer] tells by an engine's pages
+// that the engine speaks another protocol (recognize.go).
 //
 // Protocols map to these interfaces as follows:
 //
@@ -24,8 +25,8 @@
 //     and asks the pod's bootstrap server for the engine's id, which it keeps for seconds. Accept rejects a leg that did not end by its
 //     limit. Pusher has prefill watched until decode answers. The Handoff is a Releaser and a RequestReleaser, and a UsageCorrector
 //     with prefill's count.
-//   - vLLM with offloading to peers (vllm_offloading.go): Concurrent. Attempt mints a kv_request_id, and looks at the pod's metrics page
-//     once in a while. Accept takes any completion. Nothing is released. Pusher has prefill watched, since decode does not notice one
+//   - vLLM with offloading to peers (vllm_offloading.go): Concurrent. Attempt mints a kv_request_id. Accept takes any
+//     completion. Nothing is released. Pusher has prefill watched, since decode does not notice one
 //     that hangs. The Handoff is a UsageCorrector with prefill's count.
 //   - files, LMCache (vllm_files.go): Serial. Prefill is the one-token leg of [OneToken], Accept takes any completion, and Decode is the
 //     client's body. Nothing is released.

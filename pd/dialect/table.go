@@ -1,39 +1,47 @@
 package dialect
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Table lists the hand-off protocols of this program.
 var Table = []Row{
-	{Name: "nixlv2", Aliases: []string{"nixl"}, New: newVLLMNIXL},
-	{Name: "sglang", New: newSGLang},
-	{Name: "shared-storage", Aliases: []string{"lmcache"}, New: newVLLMFiles},
-	{Name: "mooncake", New: newVLLMMooncake},
-	{Name: "nixl-push", New: newVLLMPush},
-	{Name: "offloading", New: newVLLMOffloading},
-	{Name: "trtllm", New: newTRTLLM},
-	{Name: "trtllm-generation-first", New: newTRTLLMGenerationFirst},
+	{Name: "nixlv2", Aliases: []string{"nixl"}, Engine: VLLM, New: newVLLMNIXL},
+	{Name: "sglang", Engine: SGLang, New: newSGLang},
+	{Name: "shared-storage", Aliases: []string{"lmcache"}, Engine: VLLM, New: newVLLMFiles},
+	{Name: "mooncake", Engine: VLLM, New: newVLLMMooncake},
+	{Name: "nixl-push", Engine: VLLM, New: newVLLMPush},
+	{Name: "offloading", Engine: VLLM, New: newVLLMOffloading},
+	{Name: "trtllm", Engine: TRTLLM, New: newTRTLLM},
+	{Name: "trtllm-generation-first", Engine: TRTLLM, New: newTRTLLMGenerationFirst},
 }
 
 // Row names a dialect. Names are llm-d's values of --kv-connector, where it has the protocol.
 type Row struct {
 	Name    string
 	Aliases []string
+	Engine  Engine // whose protocol it is
 	New     func(Options) Dialect
 }
 
 // New makes the dialect with a name or alias; ok is false if there is none.
 func New(name string, o Options) (d Dialect, ok bool) {
+	row, ok := Find(name)
+	if !ok {
+		return nil, false
+	}
+	return row.New(o), true
+}
+
+// Find returns the row with a name or alias; ok is false if there is none.
+func Find(name string) (row Row, ok bool) {
 	for _, row := range Table {
-		if row.Name == name {
-			return row.New(o), true
-		}
-		for _, a := range row.Aliases {
-			if a == name {
-				return row.New(o), true
-			}
+		if row.Name == name || slices.Contains(row.Aliases, name) {
+			return row, true
 		}
 	}
-	return nil, false
+	return Row{}, false
 }
 
 // Names returns the names for messages and help.
@@ -43,4 +51,15 @@ func Names() string {
 		names[i] = row.Name
 	}
 	return strings.Join(names, ", ")
+}
+
+// NamesOf returns the names of an engine's protocols, for messages.
+func NamesOf(e Engine) string {
+	var names []string
+	for _, row := range Table {
+		if row.Engine == e {
+			names = append(names, row.Name)
+		}
+	}
+	return strings.Join(names, " or ")
 }

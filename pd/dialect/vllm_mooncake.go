@@ -243,7 +243,7 @@ func (a *mooncakeAttempt) accept(answer []byte) (Handoff, error) {
 }
 
 // errOtherConnector: Mooncake's engines answer without parameters.
-var errOtherConnector = errors.New("the prefill engine answers with a hand-off of another connector than Mooncake's")
+var errOtherConnector = fmt.Errorf("%w: the prefill engine answers with a hand-off of another connector than Mooncake's", ErrWrongProtocol)
 
 // Cached implements UsageCorrector. Decode reports all tokens of the prompt as cached.
 func (a *mooncakeAttempt) Cached() (tokens int64, ok bool) { return a.cached, a.cached >= 0 }

@@ -3,7 +3,6 @@ package dialect
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -180,7 +179,7 @@ func (a *nixlAttempt) Accept(answer []byte) (Handoff, error) {
 }
 
 // errPushes: legs of one X-Request-Id, which clients choose, must not reach engines that match them by it.
-var errPushes = errors.New("the prefill engine pushes KV caches (NixlPushConnector): set --kv-connector=nixl-push")
+var errPushes = fmt.Errorf("%w: the prefill engine pushes KV caches (NixlPushConnector): set --kv-connector=nixl-push", ErrWrongProtocol)
 
 // read takes the parameters and the counts out of prefill's answer.
 func (a *nixlLegs) read(answer []byte) error {

@@ -1,15 +1,11 @@
 package dialect
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
-	"sync"
-	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -26,55 +22,16 @@ const P2PPort = 7777
 type vllmOffloading struct {
 	vllmEngine
 	port int // of the peer-to-peer tier of prefill engines; a data-parallel rank has the port of its number above it
-	ask  func(ctx context.Context, prefill pd.Target, path string) ([]byte, error)
-
-	mu    sync.Mutex
-	known map[pd.Target]time.Time // prefill pods that have the tier, and when they said so
 }
 
-// offloadingTrust is for how long a prefill pod is known to have the tier.
-const offloadingTrust = time.Minute
-
-func newVLLMOffloading(o Options) Dialect {
-	return &vllmOffloading{port: o.P2PPort, ask: o.Ask, known: map[pd.Target]time.Time{}}
-}
+func newVLLMOffloading(o Options) Dialect { return &vllmOffloading{port: o.P2PPort} }
 
 // Shape implements Dialect.
 func (*vllmOffloading) Shape() Shape { return Concurrent }
 
 // Attempt implements Dialect. A number is for one hand-off.
-func (d *vllmOffloading) Attempt(ctx context.Context, r *request.Request, prefill pd.Target) (Attempt, error) {
-	if err := d.check(ctx, prefill); err != nil {
-		return nil, err
-	}
+func (d *vllmOffloading) Attempt(_ context.Context, r *request.Request, prefill pd.Target) (Attempt, error) {
 	return &offloadingAttempt{request: r, api: r.API, host: prefill.Host, port: d.port, number: "tandem-" + rand.Text(), cached: -1}, nil
-}
-
-var errNoTier = errors.New("the prefill engine has no OffloadingConnector (its metrics page has no vllm:kv_offload_*): decode would wait 30 s for it")
-
-// check asks a prefill pod for its metrics page: the answer to a leg does not tell an engine that hands nothing over. A page that does
-// not come says nothing.
-func (d *vllmOffloading) check(ctx context.Context, prefill pd.Target) error {
-	d.mu.Lock()
-	said, ok := d.known[prefill]
-	d.mu.Unlock()
-	if ok && time.Since(said) < offloadingTrust {
-		return nil
-	}
-	page, err := d.ask(ctx, prefill, "/metrics")
-	if err != nil {
-		return nil // the leg will tell
-	}
-	if !bytes.Contains(page, []byte("vllm:kv_offload_")) {
-		return errNoTier
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(d.known) >= maxServers {
-		clear(d.known)
-	}
-	d.known[prefill] = time.Now()
-	return nil
 }
 
 // StripsHeader implements HeaderStripper: the rank is the attempt's.
@@ -151,7 +108,7 @@ func (a *offloadingAttempt) Accept(answer []byte) (Handoff, error) {
 	return &told, nil
 }
 
-var errNotOffloading = errors.New("the prefill engine answers with a hand-off of another connector than OffloadingConnector")
+var errNotOffloading = fmt.Errorf("%w: the prefill engine answers with a hand-off of another connector than OffloadingConnector", ErrWrongProtocol)
 
 // Cached implements UsageCorrector. Decode reports the blocks that it has fetched as cached.
 func (a *offloadingAttempt) Cached() (tokens int64, ok bool) { return a.cached, a.cached >= 0 }

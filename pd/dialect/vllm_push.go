@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 
@@ -98,7 +99,7 @@ func (a *pushAttempt) decode(stream bool) (request.Payload, error) {
 }
 
 var (
-	errNotPush = errors.New("the prefill engine does not push KV caches (its answer lacks transfer_mode push): set --kv-connector=nixlv2")
+	errNotPush = fmt.Errorf("%w: the prefill engine does not push KV caches (its answer lacks transfer_mode push): set --kv-connector=nixlv2", ErrWrongProtocol)
 	errNoSize  = errors.New("hand-off lacks tp_size, without which a decode engine that is pushed to ends")
 )
 

@@ -64,7 +64,7 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 			if err := x.reachLocalEngine(); err != nil {
 				return "", err
 			}
-			reason, err := try(x, req, target, x.Route.Candidate(i))
+			reason, err := x.tryEngine(try, req, target, x.Route.Candidate(i))
 			var refused *ClientError
 			switch {
 			case err == nil, errors.Is(err, errAnswered):

@@ -136,6 +136,10 @@ func (x *Exchange) Split(req *intake.Request) error {
 
 // remote runs both legs, for each of the choices if there are several.
 func (x *Exchange) remote(req *intake.Request, choices int) error {
+	if err := x.legs.checkLocal(x.Context); err != nil {
+		x.Failure = err
+		return x.redoLocal(req, pd.WrongProtocol)
+	}
 	var reason pd.Reason
 	var err error
 	if choices > 1 {
@@ -167,7 +171,8 @@ func (x *Exchange) unsplittable(serve func() error) error {
 	return serve()
 }
 
-// redoLocal prefills on the local engine what was planned remote.
+// redoLocal prefills on the local engine what was planned remote. A wrong setting takes nothing of the budget, which is for failures
+// that pass: it would refuse nearly all requests.
 func (x *Exchange) redoLocal(req *intake.Request, reason pd.Reason) error {
 	if x.Route.Strict {
 		return pd.Refuse(pd.PrefillFailed, "Prefill on another pod was forced, and it failed (%s).", reason)
@@ -179,7 +184,7 @@ func (x *Exchange) redoLocal(req *intake.Request, reason pd.Reason) error {
 	if err := x.alone(); err != nil {
 		return err
 	}
-	if !x.replans() && !x.legs.Budget.Take() {
+	if reason != pd.WrongProtocol && !x.replans() && !x.legs.Budget.Take() {
 		return intake.OverBudget(reason)
 	}
 	x.decide(pd.Local, reason)

@@ -45,6 +45,8 @@ type Config struct {
 
 	// Prefill gives the engine of a prefill pod.
 	Prefill func(pd.Target) transport.Engine
+	// Ask gives an engine again, over connections that no leg uses, to ask it which hand-off protocol it speaks. nil: it is not asked.
+	Ask func(transport.Engine, pd.Role) transport.Engine
 	// PrefillTimeout is the longest time that one prefill leg may take.
 	PrefillTimeout time.Duration
 	// MaxRetries is how often a candidate is tried again, after RetryBackoff, when its failure may pass.
@@ -105,6 +107,8 @@ type shared struct {
 	stalls   *stallWatch
 	down     *downList
 	hung     *hungList
+	// protocols knows the engines that speak another protocol.
+	protocols *protocolList
 
 	open      context.Context // ends with Wait
 	close     context.CancelFunc
@@ -121,6 +125,7 @@ func New(c Config) *Legs {
 		tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now), down: newDownList(c.Now, c.Log)}
 	s.open, s.close = context.WithCancel(context.Background())
 	s.hung = newHungList(c.HangAfter, c.Log, s.open, &s.work)
+	s.protocols = newProtocolList(c, s.open, &s.work)
 	return legsOf(c, s)
 }
 
@@ -128,13 +133,14 @@ func legsOf(c Config, s *shared) *Legs {
 	legs := &Legs{Config: c, shared: s, rerouting: misroutedList{pods: map[pd.Target]bool{}}}
 	legs.localEngine.address = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
 	legs.localEngine.target = pd.Target{Host: c.Host, Port: uint16(c.Port)}
+	legs.localEngine.changed = func() { s.protocols.doubt(legs.local()) }
 	if u, ok := c.Dialect.(dialect.Unfinisher); ok && !u.ClientsAbort() {
 		legs.aborted = u.Unfinished
 	}
 	return legs
 }
 
-// ForRank returns the Legs of another rank of the local engine, at another port of its host. Both know which prefill pods are down, or hang.
+// ForRank returns the Legs of another rank of the local engine, at another port of its host. Both know which prefill pods are down, hang, or speak another protocol.
 // Watch, Releasing and Wait of either are for both.
 func (legs *Legs) ForRank(decode transport.Engine, port int) *Legs {
 	c := legs.Config

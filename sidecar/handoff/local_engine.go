@@ -18,6 +18,7 @@ type localEngine struct {
 	target  pd.Target
 	seen    atomic.Pointer[time.Time] // when it accepted one; nil = its state is in doubt
 	mode    atomic.Pointer[engineMode]
+	changed func() // called when another engine may be at the address
 }
 
 // engineMode is whether an engine serves requests alone, and since when we know.
@@ -58,12 +59,14 @@ func (e *localEngine) reach(ctx context.Context) error {
 func (e *localEngine) doubt() {
 	e.seen.Store(nil)
 	e.mode.Store(nil)
+	e.changed()
 }
 
-// whole reports whether the local engine serves requests alone, without a prefill engine. The error says why that is not known.
+// whole reports whether the local engine serves requests alone, without a prefill engine, as one of another protocol than the dialect is
+// taken to do. The error says why that is not known.
 func (legs *Legs) whole(ctx context.Context) (bool, error) {
 	d, ok := legs.Dialect.(dialect.Moded)
-	if !ok {
+	if !ok || legs.checkLocal(ctx) != nil {
 		return true, nil
 	}
 	if mode := legs.localEngine.mode.Load(); mode != nil && legs.Now().Sub(mode.asked) < modeTrust {

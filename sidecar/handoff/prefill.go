@@ -116,6 +116,9 @@ func (legs *Legs) sendPrefillLeg(ctx context.Context, engine transport.Engine, u
 		return resp.StatusCode, nil, legs.statusFailure(resp, answer)
 	}
 	of, err = a.Accept(answer)
+	if errors.Is(err, dialect.ErrWrongProtocol) {
+		return resp.StatusCode, of, wrongProtocol(err)
+	}
 	if err != nil {
 		return resp.StatusCode, of, &prefillError{cause: "invalid", reason: pd.HandoffInvalid, err: err}
 	}

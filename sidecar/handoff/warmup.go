@@ -33,6 +33,9 @@ func (legs *Legs) WarmUp(ctx context.Context, t pd.Target, header http.Header, b
 	if err != nil {
 		return err
 	}
+	if err := cmp.Or(legs.checkLocal(ctx), legs.checkPrefill(ctx, t)); err != nil {
+		return err
+	}
 	p := &pairHandoff{legs: legs, header: header, req: req}
 	defer func() { p.handoff.hold.End() }()
 	if legs.Dialect.Shape() == dialect.Concurrent {

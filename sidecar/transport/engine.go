@@ -28,44 +28,65 @@ type UnhealthyError struct{ status, path string }
 // Error implements error.
 func (e *UnhealthyError) Error() string { return fmt.Sprintf("it answers %s to %s", e.status, e.path) }
 
-// Healthy asks the engine whether it is healthy. The error says why it is not.
+// pathHealth is where engines answer probes, unless their HealthPath is another.
+const pathHealth = "/health"
+
+// Healthy asks the engine whether it is healthy. The error says why it is not. An engine that does not know HealthPath is another one
+// than was expected, and is asked at /health.
 func (e Engine) Healthy(ctx context.Context) error {
-	path := cmp.Or(e.HealthPath, "/health")
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+path, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := e.Transport.RoundTrip(req)
+	path := cmp.Or(e.HealthPath, pathHealth)
+	resp, err := e.get(ctx, path)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return &UnhealthyError{resp.Status, path}
+	switch {
+	case resp.StatusCode == http.StatusOK:
+		return nil
+	case resp.StatusCode == http.StatusNotFound && path != pathHealth:
+		e.HealthPath = ""
+		return e.Healthy(ctx)
 	}
-	return nil
+	return &UnhealthyError{resp.Status, path}
+}
+
+// Agent is the User-Agent of the sidecar's own questions to engines, so that an engine's log tells them from requests of clients.
+const Agent = "tandem-sidecar"
+
+func (e Engine) get(ctx context.Context, path string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header["User-Agent"] = []string{Agent}
+	return e.Transport.RoundTrip(req)
 }
 
 // maxPage limits a page of an engine (bytes).
 const maxPage = 1 << 20
 
-// Page gets a page of the engine, which has this long to answer.
+// Page gets a page of the engine, which has this long to answer. Any other status than 200 is an error.
 func (e Engine) Page(ctx context.Context, path string, within time.Duration) ([]byte, error) {
+	status, page, err := e.Ask(ctx, path, within)
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("the engine answers %d %s to %s", status, http.StatusText(status), path)
+	}
+	return page, err
+}
+
+// Ask gets a page of the engine with its status. The engine has this long to answer. The page is nil unless the status is 200.
+func (e Engine) Ask(ctx context.Context, path string, within time.Duration) (status int, page []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+path, nil)
+	resp, err := e.get(ctx, path)
 	if err != nil {
-		return nil, err
-	}
-	resp, err := e.Transport.RoundTrip(req)
-	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the engine answers %s to %s", resp.Status, path)
+	if resp.StatusCode == http.StatusOK {
+		page, err = ReadCapped(resp, maxPage)
 	}
-	return ReadCapped(resp, maxPage)
+	return resp.StatusCode, page, err
 }
 
 // Scheme returns the beginning of an engine's URLs, by the TLS setup of its connections (nil = plaintext).

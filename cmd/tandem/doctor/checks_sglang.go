@@ -241,26 +241,3 @@ func checkTimeouts(ctx context.Context, f *fleet) finding {
 		}
 	})
 }
-
-// checkProtocol compares the hand-off protocol of sidecars with the engines behind them.
-func checkProtocol(ctx context.Context, f *fleet) finding {
-	decode := f.of(pd.RoleDecode)
-	if len(f.sglangs()) == 0 && !slices.ContainsFunc(decode, func(t *target) bool { return t.pod != nil }) {
-		return finding{}
-	}
-	return each(ctx, decode, f.how.Timeout, func(_ context.Context, t *target) finding {
-		protocol := ""
-		if t.pod != nil {
-			protocol = argument(t.pod, "kv-connector", "connector")
-		}
-		switch {
-		case t.sglang() && (t.sg.throughAll || protocol != "" && protocol != epp.EngineSGLang):
-			return finding{verdict: fail, seen: "its engine is SGLang, and its sidecar speaks another protocol", do: "start the sidecar with --kv-connector=sglang"}
-		case t.vllm() && protocol == epp.EngineSGLang:
-			return finding{verdict: fail, seen: "its engine is vLLM, and its sidecar speaks SGLang's protocol", do: "start the sidecar with --kv-connector=nixlv2"}
-		case t.sglang() || protocol != "":
-			return finding{verdict: ok, seen: "fits the engine"}
-		}
-		return finding{}
-	})
-}

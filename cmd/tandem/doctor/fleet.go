@@ -253,6 +253,7 @@ type model struct {
 	ID          string `json:"id"`
 	Root        string `json:"root"`
 	MaxModelLen int    `json:"max_model_len"`
+	Owner       string `json:"owned_by"`
 }
 
 // serverInfo has the arguments that vLLM shows in developer mode.

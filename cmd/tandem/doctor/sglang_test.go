@@ -255,16 +255,6 @@ func TestSGLangPods(t *testing.T) {
 			t.Errorf("%s: %s: %s", c.name, got.verdict, got.seen)
 		}
 	}
-	for connector, want := range map[string]verdict{"sglang": ok, "nixlv2": fail} {
-		if got := checkProtocol(t.Context(), inPod(epp.EngineDecode, []string{"--kv-connector=" + connector})); got.verdict != want {
-			t.Errorf("a sidecar of %s: %s: %s", connector, got.verdict, got.seen)
-		}
-	}
-	vllm := inPod(epp.EngineAny, []string{"--kv-connector=sglang"})
-	vllm.targets[0].page[0] = seriesNamed("vllm:num_requests_running")
-	if got := checkProtocol(t.Context(), vllm); got.verdict != fail || !strings.Contains(got.do, "nixlv2") {
-		t.Errorf("SGLang's protocol before vLLM: %s: %s", got.verdict, got.seen)
-	}
 }
 
 func seriesNamed(name string) promtext.Series { return promtext.Series{Name: name} }

@@ -104,7 +104,7 @@ func TestWords(t *testing.T) {
 func TestEveryReasonAndPhaseHasAMeaning(t *testing.T) {
 	for _, r := range []pd.Reason{pd.Uncached, pd.Always, pd.Forced, pd.External, pd.DecodeOnly, pd.BelowThreshold, pd.ShortPrompt,
 		pd.Bypassed, pd.NotSplittable, pd.Unplanned, pd.NoMedia,
-		pd.NoPrefill, pd.PrefillFailed, pd.HandoffInvalid, pd.HandoffLate, pd.TransferFailed, pd.BadPDHeader, pd.BadRequest,
+		pd.NoPrefill, pd.PrefillFailed, pd.HandoffInvalid, pd.HandoffLate, pd.TransferFailed, pd.WrongProtocol, pd.BadPDHeader, pd.BadRequest,
 		pd.DuplicateKey,
 		pd.TooLarge, pd.UntrustedPeer, pd.DeniedTarget, pd.NotCached, pd.NoEndpoint, pd.Saturated, pd.QueueFull, pd.QueueTimeout, pd.Evicted, pd.Budget, pd.Draining, pd.Deadline,
 		pd.LongHeader, pd.SlowBody, pd.Busy, pd.InternalError} {

@@ -42,6 +42,7 @@ var reasonMeaning = map[pd.Reason]string{
 	pd.HandoffInvalid: "the answer of prefill has no valid hand-off",
 	pd.HandoffLate:    "the hand-off was too old to be used",
 	pd.TransferFailed: "the decode engine could not load the KV cache",
+	pd.WrongProtocol:  "an engine speaks another hand-off protocol than the sidecar",
 	pd.BadPDHeader:    "the client's x-tandem-pd header is malformed",
 	pd.BadRequest:     "the request is malformed, or names no model",
 	pd.DuplicateKey:   "an important key occurs twice in the body",

@@ -21,6 +21,7 @@ var because = map[pd.Reason]string{
 	pd.HandoffInvalid: "the prefill pod answered without a hand-off that is safe to use",
 	pd.HandoffLate:    "the hand-off was too old to be used",
 	pd.TransferFailed: "decode could not load the KV cache",
+	pd.WrongProtocol:  "an engine speaks another hand-off protocol than the sidecar (--kv-connector)",
 	pd.BadPDHeader:    "its x-tandem-pd has a value that does not exist",
 	pd.BadRequest:     "it cannot be read, or names no model",
 	pd.DuplicateKey:   "its body has a member twice, and engines disagree which one counts",

@@ -1,0 +1,56 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// TestProtocol: the protocol that a pod names, the engine behind it, and what its sidecar has found.
+func TestProtocol(t *testing.T) {
+	vllm, sglang := promtext.Page{seriesNamed("vllm:num_requests_running")}, promtext.Page{seriesNamed("sglang:page_size")}
+	trtllm := []model{{ID: "m", Owner: "tensorrt_llm"}}
+	for _, c := range []struct {
+		name      string
+		connector string
+		page      promtext.Page
+		models    []model
+		sidecar   string // its metrics page; "" = none is known
+		want      verdict
+		seen, do  string
+	}{
+		{"NIXL before vLLM", "nixlv2", vllm, nil, "", ok, "fits the engine", ""},
+		{"llm-d's name of the protocol before vLLM", "lmcache", vllm, nil, "", ok, "fits the engine", ""},
+		{"SGLang's before vLLM", "sglang", vllm, nil, "", fail, "its engine is vLLM", "nixlv2 or "},
+		{"TensorRT-LLM's before SGLang", "trtllm", sglang, nil, "", fail, "its engine is SGLang, and its sidecar speaks a protocol of TensorRT-LLM", "--kv-connector=sglang"},
+		{"TensorRT-LLM's before TensorRT-LLM", "trtllm-generation-first", nil, trtllm, "", ok, "fits the engine", ""},
+		{"NIXL before TensorRT-LLM", "nixlv2", nil, trtllm, "", fail, "its engine is TensorRT-LLM", "trtllm or trtllm-generation-first"},
+		{"an unknown engine", "nixlv2", nil, nil, "", none, "", ""},
+		{"an unknown protocol", "of-the-future", vllm, nil, "", none, "", ""},
+		{"a sidecar that has found none", "nixlv2", vllm, nil, `tandem_protocol_mismatch{role="decode"} 0`, ok, "", ""},
+		{"a sidecar that has found some", "nixlv2", vllm, nil, `tandem_protocol_mismatch{role="prefill"} 2` + "\n" + `tandem_protocol_mismatch{role="decode"} 1`, fail,
+			"2 prefill, 1 decode", "its log"},
+		{"a sidecar of llm-d", "nixlv2", vllm, nil, "go_goroutines 7", ok, "fits the engine", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := pod("engine", nil, nil)
+			p.Spec.Containers[0].Args = []string{"--kv-connector=" + c.connector}
+			e := &target{name: "engine", role: pd.RoleDecode, pod: p}
+			e.page, e.models = c.page, c.models
+			f := &fleet{how: &lookFlags{Timeout: 10 * time.Second}, direct: newDirect(), targets: []*target{e}}
+			defer f.direct.http.CloseIdleConnections()
+			if c.sidecar != "" {
+				f.parts.Sidecars = []string{page(t, c.sidecar+"\n")}
+				f.addSidecars()
+				f.meetSidecar(t.Context(), f.sidecars[0])
+			}
+			got := checkProtocol(t.Context(), f)
+			if got.verdict != c.want || !strings.Contains(got.seen, c.seen) || !strings.Contains(got.do, c.do) {
+				t.Errorf("%s: %s (%s)", got.verdict, got.seen, got.do)
+			}
+		})
+	}
+}
