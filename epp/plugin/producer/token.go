@@ -6,13 +6,12 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/epp/tokens"
 )
 
-// Token says how prompts become tokens. Token ids that a request carries are taken first. With local, prompts of the completions API are
-// turned into ids in the picker, by the model's tokenizer.json. With vllm, a tokenizer service is asked for the ids of other prompts that
-// are text, within a deadline; requests with images, and APIs other than chat and completions, are not asked for. Where neither the request
-// nor local nor vllm has ids, four bytes of text are taken for one token, as llm-d does by default.
+// Token says how prompts become tokens. Token ids that a request carries are taken first. With local, prompts of the completions and chat
+// APIs are turned into ids in the picker, by the model's tokenizer.json and chat template. With vllm, a tokenizer service is asked for the
+// ids of other prompts that are text, within a deadline; requests with images, and APIs other than chat and completions, are not asked for.
+// Where neither the request nor local nor vllm has ids, four bytes of text are taken for one token, as llm-d does by default.
 type Token struct {
 	// Backend is estimate or vllm. Default "": what has parameters, else estimate. With estimate, neither local nor vllm is used.
 	Backend string `yaml:"backend"`
@@ -33,6 +32,11 @@ type Token struct {
 type TokenLocal struct {
 	// ModelTokenizerMap has the path of a tokenizer.json for each model, by the name of the model in requests.
 	ModelTokenizerMap map[string]string `yaml:"modelTokenizerMap"`
+	// ChatTemplateMap has the path of a chat template for models whose engines have another one than the model's own, as with vLLM's
+	// --chat-template. Default: chat_template.jinja beside the tokenizer.json, or else the one in tokenizer_config.json beside it. Messages and
+	// tools are handed to the template as vLLM does. Chats that the picker cannot render, such as those with images, are asked of the service
+	// in vllm, if there is one.
+	ChatTemplateMap map[string]string `yaml:"chatTemplateMap"`
 }
 
 // TokenVLLM says where the tokenizer service is. Its /v1/chat/completions/render and /v1/completions/render are asked, or where it has
@@ -87,6 +91,11 @@ func (p *Token) Problems(report epp.Report) {
 				report("local.modelTokenizerMap", "must have names of models and paths of files, got %q: %q", model, path)
 			}
 		}
+		for model, path := range p.Local.ChatTemplateMap {
+			if _, ok := p.Local.ModelTokenizerMap[model]; !ok || path == "" {
+				report("local.chatTemplateMap", "must have names of models that are in modelTokenizerMap and paths of files, got %q: %q", model, path)
+			}
+		}
 	}
 	if p.VLLM == nil {
 		return
@@ -117,10 +126,10 @@ func (p *Token) Build(b *epp.Builder) (any, error) {
 	if p.Backend == tokenEstimate || where == nil && p.Local == nil {
 		return Estimated{}, nil
 	}
-	var models map[string]*tokens.Tokenizer
+	var models map[string]*localModel
 	if p.Local != nil {
 		var err error
-		if models, err = readTokenizers(p.Local.ModelTokenizerMap, b); err != nil {
+		if models, err = readModels(p.Local, b); err != nil {
 			return nil, err
 		}
 	}
@@ -135,7 +144,7 @@ func (p *Token) Build(b *epp.Builder) (any, error) {
 	if models == nil {
 		return service, nil
 	}
-	return &localTokens{models: models, service: service}, nil
+	return &localTokens{models: models, service: service, clock: b.Clock()}, nil
 }
 
 // Estimated says that tokens are estimated. Nothing can be done with it.

@@ -1,15 +1,20 @@
 package producer
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/tokens"
+	"github.com/tandem-serving/tandem/epp/tokens/chat"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 )
@@ -21,32 +26,84 @@ const (
 	localTimeout = time.Second
 )
 
-// localTokens is an epp.Preparer that turns prompts of the completions API into token ids in the picker, and leaves what it cannot do to a
-// tokenizer service, if there is one. Prompts of the chat API need the model's chat template, which it does not have.
+// localTokens is an epp.Preparer that turns prompts of the completions and chat APIs into token ids in the picker, and leaves what it cannot
+// do to a tokenizer service, if there is one.
 type localTokens struct {
-	models  map[string]*tokens.Tokenizer // by the name in requests
-	service *tokenService                // nil = none
+	models  map[string]*localModel // by the name in requests
+	service *tokenService          // nil = none
+	clock   epp.Clock
 }
 
-// readTokenizers reads the files of models. One that several models or an earlier configuration use is read once.
-func readTokenizers(paths map[string]string, b *epp.Builder) (map[string]*tokens.Tokenizer, error) {
-	models := make(map[string]*tokens.Tokenizer, len(paths))
-	for model, path := range paths {
-		info, err := os.Stat(path)
+// localModel is what makes ids of one model's prompts.
+type localModel struct {
+	tokenizer *tokens.Tokenizer
+	template  *chat.Template // nil = chats have no ids
+}
+
+// readModels reads the files of models. One that several models or an earlier configuration use is read once.
+func readModels(p *TokenLocal, b *epp.Builder) (map[string]*localModel, error) {
+	models := make(map[string]*localModel, len(p.ModelTokenizerMap))
+	for model, path := range p.ModelTokenizerMap {
+		version, err := fileVersion(path)
 		if err != nil {
 			return nil, fmt.Errorf("the tokenizer of model %q: %w", model, err)
 		}
-		key := fmt.Sprintf("tokenizer %s of %d bytes and %s", path, info.Size(), info.ModTime())
-		file := epp.Kept(b.Keep, key, func() *tokenizerFile { return readTokenizer(path) })
+		file := epp.Kept(b.Keep, "tokenizer "+version, func() *kept[*tokens.Tokenizer] { return readTokenizer(path) })
 		if file.err != nil {
 			return nil, fmt.Errorf("the tokenizer of model %q: %w", model, file.err)
 		}
-		models[model] = file.tokenizer
+		models[model] = &localModel{tokenizer: file.value}
+		if models[model].template, err = chatTemplate(path, p.ChatTemplateMap[model], b); err != nil {
+			if p.ChatTemplateMap[model] != "" {
+				return nil, fmt.Errorf("the chat template of model %q: %w", model, err)
+			}
+			b.Log.Warn("the picker makes no token ids of chats: name a chat template in local.chatTemplateMap, or a tokenizer service in vllm.url", "model", model, "error", err)
+		}
 		if class := tokenizerClass(path); rebuilt[class] {
 			b.Log.Warn("engines may make other token ids than the tokenizer.json says: compare with an engine's /tokenize", "model", model, "file", path, "tokenizer_class", class)
 		}
 	}
 	return models, nil
+}
+
+// fileVersion tells a file from what it was before, "" if there is none.
+func fileVersion(path string) (string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s of %d bytes and %s", path, info.Size(), info.ModTime()), nil
+}
+
+// chatTemplate reads the chat template of a model: the named file, or else one beside its tokenizer.
+func chatTemplate(tokenizer, named string, b *epp.Builder) (*chat.Template, error) {
+	dir := filepath.Dir(tokenizer)
+	config := filepath.Join(dir, "tokenizer_config.json")
+	template := cmp.Or(named, filepath.Join(dir, "chat_template.jinja"))
+	configVersion, err := fileVersion(config)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	templateVersion, err := fileVersion(template)
+	if err != nil && (named != "" || !errors.Is(err, fs.ErrNotExist)) {
+		return nil, err
+	}
+	key := "chat template " + templateVersion + " and " + configVersion
+	file := epp.Kept(b.Keep, key, func() *kept[*chat.Template] {
+		var texts [2][]byte
+		for i, path := range [2]string{config, template} {
+			var err error
+			if texts[i], err = os.ReadFile(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return &kept[*chat.Template]{err: err}
+			}
+		}
+		t, err := chat.Read(texts[0], texts[1])
+		if err != nil {
+			err = fmt.Errorf("%s: %w", cmp.Or(named, dir), err)
+		}
+		return &kept[*chat.Template]{t, err}
+	})
+	return file.value, file.err
 }
 
 // rebuilt are the classes whose tokenizers Transformers 5 builds by rules of its own, with the vocabulary alone from tokenizer.json.
@@ -65,25 +122,25 @@ func tokenizerClass(path string) string {
 	return config.Class
 }
 
-// tokenizerFile is a tokenizer.json, or why it cannot be used.
-type tokenizerFile struct {
-	tokenizer *tokens.Tokenizer
-	err       error
+// kept is what was made of a file, or why it cannot be used.
+type kept[T any] struct {
+	value T
+	err   error
 }
 
 // Close implements io.Closer, so that a file is forgotten when no configuration names it any more.
-func (f *tokenizerFile) Close() error { return nil }
+func (*kept[T]) Close() error { return nil }
 
-func readTokenizer(path string) *tokenizerFile {
+func readTokenizer(path string) *kept[*tokens.Tokenizer] {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return &tokenizerFile{err: err}
+		return &kept[*tokens.Tokenizer]{err: err}
 	}
 	t, err := tokens.Read(data)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", path, err)
 	}
-	return &tokenizerFile{t, err}
+	return &kept[*tokens.Tokenizer]{t, err}
 }
 
 // Timeout implements epp.Preparer.
@@ -107,7 +164,7 @@ func (l *localTokens) Prepare(ctx context.Context, r *epp.Request) (add func(*ep
 	if len(r.Prompt.IDs) > 0 {
 		return nil, nil
 	}
-	if ids := l.ids(r); len(ids) > 0 {
+	if ids := l.ids(ctx, r); len(ids) > 0 {
 		return func(r *epp.Request) { r.Prompt.SetIDs(ids) }, nil
 	}
 	if l.service != nil {
@@ -117,16 +174,34 @@ func (l *localTokens) Prepare(ctx context.Context, r *epp.Request) (add func(*ep
 }
 
 // ids returns the token ids of a request's prompt, nil if they cannot be made here.
-func (l *localTokens) ids(r *epp.Request) []uint32 {
-	tokenizer := l.models[r.Model]
-	if tokenizer == nil || r.API != pd.APICompletions || len(r.Prompt.Media) > 0 {
+func (l *localTokens) ids(ctx context.Context, r *epp.Request) []uint32 {
+	model := l.models[r.Model]
+	if model == nil || len(r.Prompt.Media) > 0 {
 		return nil
 	}
-	text, special, ok := promptText(r.Body)
-	if !ok {
+	var text []byte
+	special := false
+	switch {
+	case r.API == pd.APICompletions:
+		prompt, around, ok := promptText(r.Body)
+		if !ok {
+			return nil
+		}
+		text, special = []byte(prompt), around
+	case r.API == pd.APIChat && model.template != nil && len(r.Body) > 0:
+		body := r.Body[0]
+		if len(r.Body) > 1 {
+			body = bytes.Join(r.Body, nil)
+		}
+		prompt, err := model.template.Append(ctx, nil, body, l.clock.Now())
+		if err != nil {
+			return nil
+		}
+		text, special = prompt.Text, prompt.Special
+	default:
 		return nil
 	}
-	return tokenizer.Append(make([]uint32, 0, len(text)/4+1), []byte(text), special)
+	return model.tokenizer.Append(make([]uint32, 0, len(text)/4+1), text, special)
 }
 
 // What is read of a completions request.

@@ -115,6 +115,90 @@ func TestLocalTokensBeforeTheService(t *testing.T) {
 	}
 }
 
+// chats are requests whose prompts are ab after smallTemplate.
+const (
+	smallTemplate = `{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}b{% endif %}`
+	smallChat     = `{"model":"tiny","messages":[{"role":"user","content":"a"}]}`
+)
+
+func TestLocalTokensOfChats(t *testing.T) {
+	path := write(t, smallTokenizer)
+	named := filepath.Join(t.TempDir(), "other.jinja")
+	for name, text := range map[string]string{filepath.Join(filepath.Dir(path), "chat_template.jinja"): smallTemplate, named: "a" + smallTemplate} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	build := func(change func(*Token)) epp.Preparer {
+		p := NewToken().(*Token)
+		p.Local = &TokenLocal{ModelTokenizerMap: map[string]string{"tiny": path}}
+		change(p)
+		if found := problems(p); found != nil {
+			t.Fatal(found)
+		}
+		instance, err := p.Build(&epp.Builder{Log: slog.New(slog.DiscardHandler), Keep: new(epp.Keep)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return instance.(epp.Preparer)
+	}
+	beside := build(func(*Token) {})
+	for _, c := range []struct {
+		name, body string
+		want       []uint32
+	}{
+		{"a chat", smallChat, []uint32{2}},
+		{"with special tokens", `{"messages":[{"role":"user","content":"a"}],"add_special_tokens":true}`, []uint32{3, 2}},
+		{"without the answer's beginning", `{"messages":[{"role":"user","content":"a"}],"add_generation_prompt":false}`, []uint32{0}},
+		{"an image", `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`, nil},
+		{"no messages", `{"model":"tiny"}`, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := prepared(t, beside, asked(pd.APIChat, "tiny", c.body)); !slices.Equal(got, c.want) {
+				t.Errorf("got %d, want %d", got, c.want)
+			}
+		})
+	}
+	split := asked(pd.APIChat, "tiny", smallChat)
+	split.Body = [][]byte{[]byte(smallChat[:20]), []byte(smallChat[20:])}
+	if got := prepared(t, beside, split); !slices.Equal(got, []uint32{2}) {
+		t.Errorf("a body of two parts: got %d", got)
+	}
+	other := build(func(p *Token) { p.Local.ChatTemplateMap = map[string]string{"tiny": named} })
+	if got := prepared(t, other, asked(pd.APIChat, "tiny", smallChat)); !slices.Equal(got, []uint32{0, 2}) {
+		t.Errorf("another template: got %d", got)
+	}
+	s := &tokenizer{answers: map[string]string{chatPath: chatAnswer}}
+	service := s.service(t, func(p *Token) { p.Local = &TokenLocal{ModelTokenizerMap: map[string]string{"tiny": path}} })
+	if got := prepared(t, service, asked(pd.APIChat, "tiny", smallChat)); !slices.Equal(got, []uint32{2}) || len(s.asked) > 0 {
+		t.Errorf("beside a service: got %d, and the service was asked %q", got, s.asked)
+	}
+	if got := prepared(t, service, asked(pd.APIChat, "tiny", `{"messages":[]}`)); !slices.Equal(got, []uint32{3, 612, 203}) {
+		t.Errorf("what cannot be rendered: got %d", got)
+	}
+}
+
+func TestLocalTokensRefuseChatTemplates(t *testing.T) {
+	path := write(t, smallTokenizer)
+	broken := write(t, "{% include 'x' %}")
+	for template, says := range map[string]string{broken: `the statement "include" is not supported`, filepath.Join(t.TempDir(), "none"): "no such file"} {
+		p := NewToken().(*Token)
+		p.Local = &TokenLocal{ModelTokenizerMap: map[string]string{"tiny": path}, ChatTemplateMap: map[string]string{"tiny": template}}
+		_, err := p.Build(&epp.Builder{Log: slog.New(slog.DiscardHandler), Keep: new(epp.Keep)})
+		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), `model "tiny"`) {
+			t.Errorf("%s: %v", template, err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(path), "chat_template.jinja"), []byte("{% include 'x' %}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var log strings.Builder
+	b := &epp.Builder{Log: slog.New(slog.NewTextHandler(&log, nil)), Keep: new(epp.Keep)}
+	if _, err := readModels(&TokenLocal{ModelTokenizerMap: map[string]string{"tiny": path}}, b); err != nil || !strings.Contains(log.String(), "include") {
+		t.Errorf("a template that is not named: %v, the log says %q", err, log.String())
+	}
+}
+
 func TestLocalTokensRefuseFiles(t *testing.T) {
 	for name, c := range map[string]struct{ path, says string }{
 		"missing":         {filepath.Join(t.TempDir(), "none.json"), "no such file"},
@@ -135,7 +219,7 @@ func TestLocalTokensAreKeptOverReloads(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return p.(*localTokens).models["tiny"]
+		return p.(*localTokens).models["tiny"].tokenizer
 	}
 	first := models()
 	if models() != first {
@@ -158,7 +242,7 @@ func TestLocalTokensWarnOfClassesThatEnginesBuildAnew(t *testing.T) {
 		}
 		var log strings.Builder
 		b := &epp.Builder{Log: slog.New(slog.NewTextHandler(&log, nil)), Keep: new(epp.Keep)}
-		if _, err := readTokenizers(map[string]string{"tiny": path}, b); err != nil {
+		if _, err := readModels(&TokenLocal{ModelTokenizerMap: map[string]string{"tiny": path}}, b); err != nil {
 			t.Fatal(err)
 		}
 		if strings.Contains(log.String(), "/tokenize") != warned {
@@ -168,7 +252,8 @@ func TestLocalTokensWarnOfClassesThatEnginesBuildAnew(t *testing.T) {
 }
 
 func TestTokenLocalProblems(t *testing.T) {
-	for _, l := range []TokenLocal{{}, {ModelTokenizerMap: map[string]string{"": "x"}}, {ModelTokenizerMap: map[string]string{"x": ""}}} {
+	for _, l := range []TokenLocal{{}, {ModelTokenizerMap: map[string]string{"": "x"}}, {ModelTokenizerMap: map[string]string{"x": ""}},
+		{ModelTokenizerMap: map[string]string{"x": "y"}, ChatTemplateMap: map[string]string{"z": "y"}}, {ModelTokenizerMap: map[string]string{"x": "y"}, ChatTemplateMap: map[string]string{"x": ""}}} {
 		p := NewToken().(*Token)
 		p.Local = &l
 		if problems(p) == nil {
@@ -182,7 +267,7 @@ func BenchmarkLocalTokens(b *testing.B) {
 	if err := os.WriteFile(path, []byte(smallTokenizer), 0o600); err != nil {
 		b.Fatal(err)
 	}
-	models, err := readTokenizers(map[string]string{"tiny": path}, &epp.Builder{Keep: new(epp.Keep)})
+	models, err := readModels(&TokenLocal{ModelTokenizerMap: map[string]string{"tiny": path}}, &epp.Builder{Log: slog.New(slog.DiscardHandler), Keep: new(epp.Keep)})
 	if err != nil {
 		b.Fatal(err)
 	}
