@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
@@ -59,6 +60,7 @@ func TestWrongProtocol(t *testing.T) {
 					t.Parallel()
 					prefill, decode, idle := engine.start(t)
 					s := startRig(t, decode, setTo(row.Name))
+					s.awaitMismatch(t, pd.RoleDecode)
 					ask := fmt.Sprintf(`{"model":"tiny","prompt":"the quick brown fox","max_tokens":8,"stream":%v}`, stream)
 					r := post(t, s.url+completionsPath, ask, pd.HeaderPrefill, prefill)
 					r.mustBe(t, http.StatusOK, "local;reason=wrong-protocol")
@@ -83,19 +85,36 @@ func TestWrongProtocol(t *testing.T) {
 // A prefill pod of another protocol gets no leg: another candidate serves, or the local engine.
 func TestPrefillOfAnotherProtocol(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
-		wrong, right := startEngine(t), startEngine(t, offering(handoffParams))
+		wrong, right := startEngine(t, says(http.StatusInternalServerError, "application/json", "{}")), startEngine(t, offering(handoffParams))
 		wrong.becomes("# TYPE sglang:num_running_reqs gauge\n")
 		decode := startEngine(t, q.answer())
 		s := startRig(t, decode.addr, noBudget)
+		post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, wrong.addr) // has it asked; on a busy machine it gets the leg before it answers
+		s.awaitMismatch(t, pd.RolePrefill)
+		early, retries := len(wrong.requests()), s.count(t, "tandem_retries_total", "cause", "protocol")
 		post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, wrong.addr+","+right.addr).mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=1")
 		post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, wrong.addr).mustBe(t, http.StatusOK, "local;reason=wrong-protocol")
 		s.mustCount(t, 1, "tandem_protocol_mismatch", "role", "prefill")
 		s.mustCount(t, 0, "tandem_protocol_mismatch", "role", "decode")
-		s.mustCount(t, 2, "tandem_retries_total", "cause", "protocol")
-		if n := len(wrong.requests()); n > 0 {
-			t.Errorf("the wrong engine got %d requests", n)
+		s.mustCount(t, retries+2, "tandem_retries_total", "cause", "protocol")
+		if n := len(wrong.requests()); n > early {
+			t.Errorf("the wrong engine got %d requests", n-early)
 		}
 	})
+}
+
+// awaitMismatch waits until the sidecar knows an engine of another protocol.
+func (r *rig) awaitMismatch(t *testing.T, role pd.Role) {
+	t.Helper()
+	poll := time.NewTicker(5 * time.Millisecond)
+	defer poll.Stop()
+	for ctx := within(t); r.mismatches(role) == 0; {
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			t.Fatalf("no %s engine is found to speak another protocol", role)
+		}
+	}
 }
 
 // The sidecar finds out at its start, without a request, and says what to set.

@@ -53,7 +53,7 @@ const (
 	// protocolRetry is the time between two questions to an engine that does not answer.
 	protocolRetry = time.Second
 	// protocolPatience is how long a request waits for an engine to say what it is. One that is busy gets the leg.
-	protocolPatience = 250 * time.Millisecond
+	protocolPatience = transport.ProbeTimeout
 	// protocolForget is how long an engine is counted that gets no requests: its pod may be gone.
 	protocolForget = 10 * time.Minute
 	// maxPartners bounds how many engines are remembered. Where no shared secret is required, clients may name any address that is

@@ -91,7 +91,7 @@ func TestProtocolTimes(t *testing.T) {
 	}{
 		{"right", nil, 5 * time.Millisecond, false, 5 * time.Millisecond, false, protocolTrust, 0},
 		{"wrong", errAnotherEngine, 5 * time.Millisecond, true, 5 * time.Millisecond, true, protocolDoubt, 1},
-		{"slow and wrong", errAnotherEngine, 900 * time.Millisecond, false, protocolPatience, true, protocolDoubt, 1},
+		{"slow and wrong", errAnotherEngine, 2 * protocolPatience, false, protocolPatience, true, protocolDoubt, 1},
 		{"no answer", errors.New("connection refused"), 0, false, 0, false, protocolRetry, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
