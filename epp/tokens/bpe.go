@@ -10,6 +10,7 @@ type bpe struct {
 
 	bytes    bool
 	byteIDs  [256]uint32     // bytes: id, or none
+	byteRank []uint32        // bytes: ranks of pairs of them, the first one in the upper bits; nil if some byte has no id
 	runeIDs  map[rune]uint32 // code points that are tokens
 	fallback [256]uint32     // code points that are none: ids of their bytes, or none
 	unknown  uint32          // id of unknown characters, or none
@@ -38,8 +39,14 @@ func (m *bpe) append(dst []uint32, word []byte, s *symbols) []uint32 {
 		return append(dst, s.ids...)
 	}
 	s.ranks = s.ranks[:0]
-	for i := range len(s.ids) - 1 {
-		s.ranks = append(s.ranks, m.merges.rank(s.ids[i], s.ids[i+1]))
+	if m.byteRank != nil {
+		for i := range len(word) - 1 {
+			s.ranks = append(s.ranks, m.byteRank[uint(word[i])<<8|uint(word[i+1])])
+		}
+	} else {
+		for i := range len(s.ids) - 1 {
+			s.ranks = append(s.ranks, m.merges.rank(s.ids[i], s.ids[i+1]))
+		}
 	}
 	if len(s.ids) <= shortWord {
 		return append(dst, m.mergeShort(s)...)

@@ -157,6 +157,7 @@ func (f *file) tokenizer() (*Tokenizer, error) {
 	if err := t.addTokens(f.AddedTokens, vocab); err != nil {
 		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
+	t.cut = t.cuts()
 	if t.before, t.after, err = f.PostProcessor.template("post_processor"); err != nil {
 		return nil, err
 	}

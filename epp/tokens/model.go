@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -87,8 +88,22 @@ func newBPE(f *fileModel, byteLevel bool) (*bpe, error) {
 		}
 		m.merges.add(left, right, merged)
 	}
+	m.rankBytes()
 	m.findWhole(f)
 	return m, nil
+}
+
+// rankBytes notes the ranks of pairs of bytes, of which all words consist at first.
+func (m *bpe) rankBytes() {
+	if !m.bytes || slices.Contains(m.byteIDs[:], none) {
+		return
+	}
+	m.byteRank = make([]uint32, 0, 1<<16)
+	for _, left := range m.byteIDs {
+		for _, right := range m.byteIDs {
+			m.byteRank = append(m.byteRank, m.merges.rank(left, right))
+		}
+	}
 }
 
 // findWhole notes the words that are one token: all of the vocabulary with ignore_merges, otherwise those that merging leads to.

@@ -1,10 +1,12 @@
 package tokens
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 )
 
 // with returns a tokenizer.json with members beside a small model.
@@ -85,6 +87,53 @@ func TestReadRefuses(t *testing.T) {
 		} else if !strings.HasPrefix(err.Error(), "reading tokenizer.json: ") || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s %s: the error does not say %q: %v", c.members, c.model, c.says, err)
 		}
+	}
+}
+
+// TestMemory makes ids of texts that are remembered in part, as those of a conversation are, and of more texts than are remembered.
+func TestMemory(t *testing.T) {
+	for _, path := range []string{"testdata/small/bytelevel.json", "testdata/small/roberta.json"} {
+		cached, fresh := readFile(t, path), readFile(t, path)
+		var text []byte
+		for turn := range 40 {
+			text = fmt.Appendf(text, "<|start|>%s\n%d<|end|>", strings.Repeat(strings.Join(sentences[turn%20:turn%20+6], "\n"), 1+turn%4), turn)
+			fresh.memory, fresh.cut = memory{}, [utf8.RuneSelf]bool{}
+			want := fresh.Append(nil, text, true)
+			for range 2 {
+				if got := cached.Append(nil, text, true); !slices.Equal(got, want) {
+					t.Fatalf("%s: turn %d: other ids than those of the whole text", path, turn)
+				}
+			}
+		}
+	}
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	var m memory
+	ids := make([]uint32, 1000)
+	kept := 0
+	for i := range 40_000 {
+		text := fmt.Appendf(nil, "%04000d", i)
+		m.add(text, hash(text), ids)
+	}
+	for i := range m {
+		s := &m[i]
+		for _, generation := range []map[uint64]*remembered{s.young, s.old} {
+			for _, r := range generation {
+				kept += len(r.text) + 4*len(r.ids) + overhead
+			}
+		}
+	}
+	if kept > memoryBytes || kept < memoryBytes/4 {
+		t.Errorf("%d bytes are kept, at most %d may be", kept, memoryBytes)
+	}
+	last := fmt.Appendf(nil, "%04000d", 39_999)
+	if m.find(last, hash(last)) == nil {
+		t.Error("the last text is forgotten")
+	}
+	other := fmt.Appendf(nil, "%04000d", 39_998)
+	if m.find(other, hash(last)) != nil {
+		t.Error("a text has the ids of another with the same hash")
 	}
 }
 

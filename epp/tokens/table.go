@@ -92,20 +92,34 @@ type merges struct {
 	slots  []uint64 // open addressing: left and right id, and rank+1; 0 is free
 	merged []uint32 // by rank
 	shift  uint8
+
+	// seen has a bit for each pair that is merged, and few others. Most pairs that are asked for are not merged, and it fits into a cache
+	// of the processor that the slots do not fit into.
+	seen      []uint64
+	seenShift uint8
 }
+
+// seenBits is how many bits of seen there are for a pair, at least.
+const seenBits = 8
 
 func newMerges(n int) *merges {
 	size := tableOf(n)
-	return &merges{slots: make([]uint64, size), merged: make([]uint32, 0, n), shift: uint8(64 - bits.Len(uint(size-1)))}
+	seen := max(tableOf(n*seenBits/2), 64)
+	return &merges{slots: make([]uint64, size), merged: make([]uint32, 0, n), shift: uint8(64 - bits.Len(uint(size-1))),
+		seen: make([]uint64, seen/64), seenShift: uint8(64 - bits.Len(uint(seen-1)))}
 }
 
-func (m *merges) slot(pair uint64) uint64 { return pair * 0x9E3779B97F4A7C15 >> m.shift }
+// scatter makes a number whose upper bits depend on all bits of a pair.
+func scatter(pair uint64) uint64 { return pair * 0x9E3779B97F4A7C15 }
 
 // add gives a pair the next rank. If the pair has one, the later one counts, as in the reference.
 func (m *merges) add(left, right, merged uint32) {
 	pair := uint64(left)<<idBits | uint64(right)
 	m.merged = append(m.merged, merged)
-	i := m.slot(pair)
+	h := scatter(pair)
+	bit := h >> m.seenShift
+	m.seen[bit/64] |= 1 << (bit % 64)
+	i := h >> m.shift
 	for m.slots[i] != 0 && m.slots[i]>>rankBits != pair {
 		i = (i + 1) & uint64(len(m.slots)-1)
 	}
@@ -115,7 +129,15 @@ func (m *merges) add(left, right, merged uint32) {
 // rank returns the rank of a pair, noRank if it is not merged.
 func (m *merges) rank(left, right uint32) uint32 {
 	pair := uint64(left)<<idBits | uint64(right)
-	for i := m.slot(pair); ; i = (i + 1) & uint64(len(m.slots)-1) {
+	h := scatter(pair)
+	if bit := h >> m.seenShift; m.seen[bit/64]>>(bit%64)&1 == 0 {
+		return noRank
+	}
+	return m.find(pair, h)
+}
+
+func (m *merges) find(pair, h uint64) uint32 {
+	for i := h >> m.shift; ; i = (i + 1) & uint64(len(m.slots)-1) {
 		s := m.slots[i]
 		if s == 0 {
 			return noRank

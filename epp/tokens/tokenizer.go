@@ -8,7 +8,8 @@ import (
 	"github.com/tandem-serving/tandem/epp/tokens/chars"
 )
 
-// Tokenizer turns text into token ids. Its methods may be called from several goroutines at once.
+// Tokenizer turns text into token ids. Its methods may be called from several goroutines at once. It remembers texts of up to 64 MiB in all, with
+// their ids.
 type Tokenizer struct {
 	raw         *finder // added tokens that are found in the text before it is normalized
 	normalizers normalizers
@@ -17,6 +18,9 @@ type Tokenizer struct {
 	model       model
 
 	before, after []uint32 // special tokens around a text
+
+	cut    [utf8.RuneSelf]bool // see cuts
+	memory memory
 
 	mu   sync.Mutex
 	idle []*encoder
@@ -83,8 +87,8 @@ func (t *Tokenizer) release(e *encoder, length int) {
 
 func (e *encoder) id(id uint32) { e.ids = append(e.ids, id) }
 
-// segment handles text between added tokens.
-func (e *encoder) segment(text []byte) {
+// normalize handles text in which no added token is found before it is normalized.
+func (e *encoder) normalize(text []byte) {
 	e.normal.each(e.normalizers.apply(text, &e.normalized), e.pieces, e.id)
 }
 

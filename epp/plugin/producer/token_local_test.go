@@ -1,13 +1,16 @@
 package producer
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
@@ -280,4 +283,56 @@ func BenchmarkLocalTokens(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkConversation prepares a chat of 32 kB by a real vocabulary and template: with all texts new, and as the next turn of a conversation
+// that is known but for its last message. us-cpu/op is processor time, which does not depend on what else the machine does.
+func BenchmarkConversation(b *testing.B) {
+	path := "../../../.tools/vocabularies/qwen3/tokenizer.json"
+	if _, err := os.Stat(path); err != nil {
+		b.Skip("make .tools/vocabularies")
+	}
+	models, err := readModels(&TokenLocal{ModelTokenizerMap: map[string]string{"qwen3": path}}, &epp.Builder{Log: slog.New(slog.DiscardHandler), Keep: new(epp.Keep)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	l := &localTokens{models: models, clock: new(epp.Builder).Clock()}
+	request := func(all, last int) *epp.Request {
+		var body strings.Builder
+		body.WriteString(`{"model":"qwen3","messages":[{"role":"system","content":"You are a helpful assistant."}`)
+		for i := range 40 {
+			fmt.Fprintf(&body, `,{"role":%q,"content":"%d %s"}`, []string{"user", "assistant"}[i%2], all, strings.Repeat(`The quick brown fox jumps over the lazy dog, and func main() prints it.\n`, 11))
+		}
+		fmt.Fprintf(&body, `,{"role":"user","content":"%d And now?"}]}`, last)
+		return asked(pd.APIChat, "qwen3", body.String())
+	}
+	for _, kind := range []string{"cold", "next turn"} {
+		b.Run(kind, func(b *testing.B) {
+			b.ReportAllocs()
+			var took time.Duration
+			for n := 0; b.Loop(); n++ {
+				b.StopTimer()
+				r := request(-1, n)
+				if kind == "cold" {
+					r = request(n, n)
+				}
+				start := processorTime(b)
+				b.StartTimer()
+				if len(l.ids(b.Context(), r)) < 5000 {
+					b.Fatal("there are too few ids")
+				}
+				took += processorTime(b) - start
+			}
+			b.ReportMetric(float64(took.Microseconds())/float64(b.N), "us-cpu/op")
+		})
+	}
+}
+
+// processorTime returns what this process has taken.
+func processorTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -176,3 +176,57 @@ func BenchmarkNext(b *testing.B) {
 		})
 	}
 }
+
+// TestBetween cuts texts where a pattern says so, and finds the same matches in the parts.
+func TestBetween(t *testing.T) {
+	for _, c := range []struct {
+		pattern       string
+		before, after byte
+		apart, begins bool
+	}{
+		{known["Llama 3"], '\n', 'a', true, true},
+		{known["Llama 3"], '\n', '1', true, true},
+		{known["Llama 3"], '\n', ' ', false, false},
+		{known["Llama 3"], 'a', 'b', false, false},
+		{known["Llama 3"], 'a', '1', true, true},
+		{known["o200k"], '\n', 'a', true, true},
+		{known["GPT-2"], '\n', 'a', false, false}, // \s+(?!\S) looks at it
+		{`\p{N}{1,3}`, '\n', 'a', true, false},
+		{`\p{N}{1,3}`, '\n', '1', true, true},
+		{`a+b`, '\n', 'a', true, false}, // a b may not follow
+	} {
+		p, err := Parse(c.pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if apart, begins := p.Between(c.before, c.after); apart != c.apart || begins != c.begins {
+			t.Errorf("%q between %q and %q: got %v, %v", c.pattern, c.before, c.after, apart, begins)
+		}
+	}
+	random := rand.New(rand.NewPCG(5, 6))
+	letters := []byte("aab1 \n\n'.x\r")
+	cuts := 0
+	for name, expression := range known {
+		p, err := Parse(expression)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2000 {
+			text := make([]byte, 2+random.IntN(12))
+			for i := range text {
+				text[i] = letters[random.IntN(len(letters))]
+			}
+			for i := 1; i < len(text); i++ {
+				if apart, begins := p.Between(text[i-1], text[i]); apart && begins {
+					cuts++
+					if got, want := matches(p, string(text[:i]))+"|"+matches(p, string(text[i:])), matches(p, string(text)); got != want {
+						t.Fatalf("%s: %q cut at %d: got %q, want %q", name, text, i, got, want)
+					}
+				}
+			}
+		}
+	}
+	if cuts < 1000 {
+		t.Errorf("only %d cuts were tried", cuts)
+	}
+}
