@@ -2,7 +2,6 @@ package sim
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -94,31 +93,23 @@ type TransferConfig struct {
 
 // withDefaults fills in what was left out, and reports everything that is wrong.
 func (c Config) withDefaults() (Config, error) {
-	if c.Model.Name == "" {
-		m, err := model.Named("tiny")
-		if err != nil {
-			return c, err
-		}
-		c.Model = m
+	if err := core.SetModelDefaults(&c.Model, &c.ServedModelName, &c.Logger); err != nil {
+		return c, err
 	}
-	setDefault(&c.ServedModelName, c.Model.Name)
-	setDefault(&c.MaxModelLen, c.Model.MaxModelLen)
-	setDefault(&c.Schedule.MaxBatchedTokens, 2048)
-	setDefault(&c.Schedule.MaxSequences, 256)
-	setDefault(&c.KV.BlockSize, 32)
+	core.SetDefault(&c.MaxModelLen, c.Model.MaxModelLen)
+	core.SetDefault(&c.Schedule.MaxBatchedTokens, 2048)
+	core.SetDefault(&c.Schedule.MaxSequences, 256)
+	core.SetDefault(&c.KV.BlockSize, 32)
 	if c.KV.BlockSize > 0 {
-		setDefault(&c.KV.Blocks, max(512, kv.BlocksFor(c.MaxModelLen, c.KV.BlockSize)+1))
+		core.SetDefault(&c.KV.Blocks, max(512, kv.BlocksFor(c.MaxModelLen, c.KV.BlockSize)+1))
 	}
-	setDefault(&c.KV.Lease, 30*time.Second)
-	setDefault(&c.KV.LoadFailure, FailLoad)
-	setDefault(&c.KV.HandshakeTimeout, 5*time.Second)
-	setDefault(&c.KeepAlive, 5*time.Second)
-	setDefault(&c.Transfer.SideChannel, "127.0.0.1:0")
-	setDefault(&c.Transfer.EngineID, newUUID())
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	return c, c.validate()
+	core.SetDefault(&c.KV.Lease, 30*time.Second)
+	core.SetDefault(&c.KV.LoadFailure, FailLoad)
+	core.SetDefault(&c.KV.HandshakeTimeout, 5*time.Second)
+	core.SetDefault(&c.KeepAlive, 5*time.Second)
+	core.SetDefault(&c.Transfer.SideChannel, "127.0.0.1:0")
+	core.SetDefault(&c.Transfer.EngineID, newUUID())
+	return c, core.Join(c.problems)
 }
 
 // Problems reports everything that New would refuse, by the flag of cmd/sim that sets it.
@@ -127,44 +118,19 @@ func (c Config) Problems(report func(flag, format string, args ...any)) {
 	c.problems(report)
 }
 
-func (c *Config) validate() error {
-	var errs []error
-	c.problems(func(_, format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) })
-	return errors.Join(errs...)
-}
-
-// maxPoolBytes bounds how much of this machine's memory the pool may take, so that a typing error is refused.
-const maxPoolBytes int64 = 64 << 30
-
-func (c *Config) problems(report func(flag, format string, args ...any)) {
-	check := func(ok bool, flag, format string, args ...any) {
-		if !ok {
-			report(flag, format, args...)
-		}
-	}
-	if err := c.Model.Validate(); err != nil {
-		report("model", "%w", err)
-	}
-	check(c.TimeScale >= 0, "time-scale", "time scale is %v: want 0 or more", c.TimeScale)
-	check(c.MaxModelLen > 1, "max-model-len", "max model len is %d tokens: want at least 2", c.MaxModelLen)
-	check(c.KV.BlockSize > 0, "block-size", "block size is %d tokens: want at least 1", c.KV.BlockSize)
-	check(c.KV.Lease > 0, "kv-lease", "KV lease is %v: want more than 0", c.KV.Lease)
-	check(c.KV.HandshakeTime >= 0, "handshake-time", "handshake time is %v: want 0 or more", c.KV.HandshakeTime)
-	check(c.KV.LoadFailure == FailLoad || c.KV.LoadFailure == RecomputeLoad,
+func (c *Config) problems(report core.Report) {
+	report.RequireModel(&c.Model, c.TimeScale)
+	report.Require(c.MaxModelLen > 1, "max-model-len", "max model len is %d tokens: want at least 2", c.MaxModelLen)
+	report.Require(c.KV.BlockSize > 0, "block-size", "block size is %d tokens: want at least 1", c.KV.BlockSize)
+	report.Require(c.KV.Lease > 0, "kv-lease", "KV lease is %v: want more than 0", c.KV.Lease)
+	report.Require(c.KV.HandshakeTime >= 0, "handshake-time", "handshake time is %v: want 0 or more", c.KV.HandshakeTime)
+	report.Require(c.KV.LoadFailure == FailLoad || c.KV.LoadFailure == RecomputeLoad,
 		"kv-load-failure-policy", "KV load failure policy is %q: want %q or %q", c.KV.LoadFailure, FailLoad, RecomputeLoad)
-	check(int64(c.KV.Blocks) <= maxPoolBytes/int64(max(1, c.Model.StoredBytesPerToken))/int64(max(1, c.KV.BlockSize)), "blocks",
-		"%d blocks of %d tokens take more than %d GiB of memory", c.KV.Blocks, c.KV.BlockSize, maxPoolBytes>>30)
+	report.RequireMemory("blocks", &c.Model, c.KV.Blocks, c.KV.BlockSize, fmt.Sprintf("%d blocks of %d tokens", c.KV.Blocks, c.KV.BlockSize))
 	// The real engine refuses this as well: the longest request would wait for ever.
-	check((c.KV.Blocks-1)*c.KV.BlockSize >= c.MaxModelLen, "blocks",
+	report.Require((c.KV.Blocks-1)*c.KV.BlockSize >= c.MaxModelLen, "blocks",
 		"%d blocks of %d tokens (one of them is never used) cannot hold a request of max model len %d", c.KV.Blocks, c.KV.BlockSize, c.MaxModelLen)
-	check(c.Schedule.MaxBatchedTokens > 0, "max-num-batched-tokens", "max batched tokens is %d: want at least 1", c.Schedule.MaxBatchedTokens)
-	check(c.Schedule.MaxSequences > 0, "max-num-seqs", "max sequences is %d: want at least 1", c.Schedule.MaxSequences)
-	check(c.Schedule.MaxQueuedRequests >= 0, "max-num-queued-reqs", "max queued requests is %d: want 0 or more", c.Schedule.MaxQueuedRequests)
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
+	report.Require(c.Schedule.MaxBatchedTokens > 0, "max-num-batched-tokens", "max batched tokens is %d: want at least 1", c.Schedule.MaxBatchedTokens)
+	report.Require(c.Schedule.MaxSequences > 0, "max-num-seqs", "max sequences is %d: want at least 1", c.Schedule.MaxSequences)
+	report.Require(c.Schedule.MaxQueuedRequests >= 0, "max-num-queued-reqs", "max queued requests is %d: want 0 or more", c.Schedule.MaxQueuedRequests)
 }

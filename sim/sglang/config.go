@@ -2,7 +2,6 @@ package sglang
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -107,32 +106,24 @@ func (*tcp) Listen(address string) (net.Listener, error) { return net.Listen("tc
 
 // withDefaults fills in what was left out, and reports everything that is wrong.
 func (c Config) withDefaults() (Config, error) {
-	if c.Model.Name == "" {
-		m, err := model.Named("tiny")
-		if err != nil {
-			return c, err
-		}
-		c.Model = m
+	if err := core.SetModelDefaults(&c.Model, &c.ServedModelName, &c.Logger); err != nil {
+		return c, err
 	}
-	setDefault(&c.ServedModelName, c.Model.Name)
-	setDefault(&c.Mode, Plain)
-	setDefault(&c.Bootstrap, "127.0.0.1:8998")
-	setDefault(&c.ContextLength, c.Model.MaxModelLen)
-	setDefault(&c.PageSize, 16)
+	core.SetDefault(&c.Mode, Plain)
+	core.SetDefault(&c.Bootstrap, "127.0.0.1:8998")
+	core.SetDefault(&c.ContextLength, c.Model.MaxModelLen)
+	core.SetDefault(&c.PageSize, 16)
 	if c.PageSize > 0 {
-		setDefault(&c.MaxTotalTokens, max(16384, kv.BlocksFor(c.ContextLength, c.PageSize)*c.PageSize))
+		core.SetDefault(&c.MaxTotalTokens, max(16384, kv.BlocksFor(c.ContextLength, c.PageSize)*c.PageSize))
 	}
-	setDefault(&c.MaxRunningRequests, 256)
-	setDefault(&c.ChunkedPrefillSize, 4096)
-	setDefault(&c.Ranks, 1)
+	core.SetDefault(&c.MaxRunningRequests, 256)
+	core.SetDefault(&c.ChunkedPrefillSize, 4096)
+	core.SetDefault(&c.Ranks, 1)
 	c.Times.setDefaults(c.Mode)
 	if c.Network == nil {
 		c.Network = &tcp{}
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	return c, c.validate()
+	return c, core.Join(c.problems)
 }
 
 // schedulerGone is how long a decode engine is still there after its scheduler has died.
@@ -147,9 +138,9 @@ func (t *Times) setDefaults(m Mode) {
 		{&t.Poll, 4 * time.Second}, {&t.CrashHang, 65 * time.Second}, {&t.Health, time.Second}, {&t.Drain, 5 * time.Second},
 		{&t.KeepAlive, 5 * time.Second},
 	} {
-		setDefault(d.field, d.value)
+		core.SetDefault(d.field, d.value)
 	}
-	setDefault(&t.HeartbeatFailures, 2)
+	core.SetDefault(&t.HeartbeatFailures, 2)
 	if m == Decode {
 		t.CrashHang = min(t.CrashHang, schedulerGone)
 	}
@@ -161,41 +152,23 @@ func (c Config) Problems(report func(flag, format string, args ...any)) {
 	c.problems(report)
 }
 
-func (c *Config) validate() error {
-	var errs []error
-	c.problems(func(_, format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) })
-	return errors.Join(errs...)
-}
-
 // maxRanks bounds the number of ranks, so that a typing error is refused.
 const maxRanks = 64
 
-// maxPoolBytes bounds how much of this machine's memory a rank's pool may take.
-const maxPoolBytes int64 = 64 << 30
-
-func (c *Config) problems(report func(flag, format string, args ...any)) {
-	check := func(ok bool, flag, format string, args ...any) {
-		if !ok {
-			report(flag, format, args...)
-		}
-	}
-	if err := c.Model.Validate(); err != nil {
-		report("model", "%w", err)
-	}
-	check(c.Mode == Plain || c.Mode == Prefill || c.Mode == Decode,
+func (c *Config) problems(report core.Report) {
+	report.RequireModel(&c.Model, c.TimeScale)
+	report.Require(c.Mode == Plain || c.Mode == Prefill || c.Mode == Decode,
 		"disaggregation-mode", "disaggregation mode is %q: want %q, %q or %q", c.Mode, Plain, Prefill, Decode)
-	check(c.TimeScale >= 0, "time-scale", "time scale is %v: want 0 or more", c.TimeScale)
-	check(c.ContextLength > 1, "context-length", "context length is %d tokens: want at least 2", c.ContextLength)
-	check(c.PageSize > 0, "page-size", "page size is %d tokens: want at least 1", c.PageSize)
-	check(c.Ranks > 0 && c.Ranks <= maxRanks, "dp-size", "data-parallel size is %d: want 1 to %d", c.Ranks, maxRanks)
-	check(c.MaxTotalTokens >= c.ContextLength, "max-total-tokens",
+	report.Require(c.ContextLength > 1, "context-length", "context length is %d tokens: want at least 2", c.ContextLength)
+	report.Require(c.PageSize > 0, "page-size", "page size is %d tokens: want at least 1", c.PageSize)
+	report.Require(c.Ranks > 0 && c.Ranks <= maxRanks, "dp-size", "data-parallel size is %d: want 1 to %d", c.Ranks, maxRanks)
+	report.Require(c.MaxTotalTokens >= c.ContextLength, "max-total-tokens",
 		"a pool of %d tokens cannot hold a request of context length %d", c.MaxTotalTokens, c.ContextLength)
-	check(int64(c.MaxTotalTokens) <= maxPoolBytes/int64(max(1, c.Model.StoredBytesPerToken)), "max-total-tokens",
-		"%d tokens take more than %d GiB of memory", c.MaxTotalTokens, maxPoolBytes>>30)
-	check(c.MaxRunningRequests > 0, "max-running-requests", "max running requests is %d: want at least 1", c.MaxRunningRequests)
-	check(c.ChunkedPrefillSize > 0, "chunked-prefill-size", "chunked prefill size is %d: want at least 1", c.ChunkedPrefillSize)
+	report.RequireMemory("max-total-tokens", &c.Model, c.MaxTotalTokens, 1, fmt.Sprintf("%d tokens", c.MaxTotalTokens))
+	report.Require(c.MaxRunningRequests > 0, "max-running-requests", "max running requests is %d: want at least 1", c.MaxRunningRequests)
+	report.Require(c.ChunkedPrefillSize > 0, "chunked-prefill-size", "chunked prefill size is %d: want at least 1", c.ChunkedPrefillSize)
 	_, _, err := net.SplitHostPort(c.Bootstrap)
-	check(err == nil, "disaggregation-bootstrap-port", "address of the bootstrap server is %q: want host:port", c.Bootstrap)
+	report.Require(err == nil, "disaggregation-bootstrap-port", "address of the bootstrap server is %q: want host:port", c.Bootstrap)
 }
 
 // core returns the configuration of each rank's core.
@@ -214,10 +187,3 @@ const reservedDecodeTokens = 512
 
 // pages returns how many pages each rank's pool has.
 func (c *Config) pages() int { return c.MaxTotalTokens / c.PageSize }
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}

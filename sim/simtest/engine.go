@@ -21,6 +21,12 @@ func Start(t *testing.T, change ...func(*sim.Config)) *server.Server {
 		f(&cfg)
 	}
 	s, err := server.Start(cfg)
+	return started(t, s, err)
+}
+
+// started closes a server at the end of the test, and fails the test if it has not started.
+func started[S interface{ Close() }](t *testing.T, s S, err error) S {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,9 +37,17 @@ func Start(t *testing.T, change ...func(*sim.Config)) *server.Server {
 // WaitForState waits for a state of the engine, and fails the test if it does not come. what names it in the failure.
 func WaitForState(t *testing.T, s *server.Server, what string, ok func(sim.State) bool) sim.State {
 	t.Helper()
+	return waitFor(t, s.Engine, what, ok)
+}
+
+// waitFor is WaitForState for engines of every kind.
+func waitFor[S any](t *testing.T, e interface {
+	WaitState(context.Context, func(S) bool) (S, error)
+}, what string, ok func(S) bool) S {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
-	st, err := s.Engine.WaitState(ctx, ok)
+	st, err := e.WaitState(ctx, ok)
 	if err != nil {
 		t.Fatalf("%s did not happen: %v: %+v", what, err, st)
 	}

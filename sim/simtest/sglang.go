@@ -1,7 +1,6 @@
 package simtest
 
 import (
-	"context"
 	"encoding/json"
 	"net"
 	"net/http"
@@ -20,11 +19,7 @@ func SGLang(t *testing.T, mode sglang.Mode, change ...func(*sglang.Config)) *ser
 		f(&cfg)
 	}
 	s, err := server.StartSGLang(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	return s
+	return started(t, s, err)
 }
 
 // Pair is a prefill and a decode engine.
@@ -62,13 +57,7 @@ func (p Pair) Rests(t *testing.T) {
 // WaitForSGLang waits for a state of the engine, and fails the test if it does not come. what names it in the failure.
 func WaitForSGLang(t *testing.T, s *server.SGLang, what string, ok func(sglang.State) bool) sglang.State {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
-	defer cancel()
-	st, err := s.Engine.WaitState(ctx, ok)
-	if err != nil {
-		t.Fatalf("%s did not happen: %v: %+v", what, err, st)
-	}
-	return st
+	return waitFor(t, s.Engine, what, ok)
 }
 
 // Generated has the members of an answer of /generate that tests read.

@@ -1,7 +1,6 @@
 package simtest
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 	"testing"
@@ -18,23 +17,13 @@ func TRTLLM(t *testing.T, change ...func(*trtllm.Config)) *server.TRTLLM {
 		f(&cfg)
 	}
 	s, err := server.StartTRTLLM(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	return s
+	return started(t, s, err)
 }
 
 // WaitForTRTLLM waits for a state of the engine, and fails the test if it does not come. what names it in the failure.
 func WaitForTRTLLM(t *testing.T, s *server.TRTLLM, what string, ok func(trtllm.State) bool) trtllm.State {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
-	defer cancel()
-	st, err := s.Engine.WaitState(ctx, ok)
-	if err != nil {
-		t.Fatalf("%s did not happen: %v: %+v", what, err, st)
-	}
-	return st
+	return waitFor(t, s.Engine, what, ok)
 }
 
 // TRTLLMAnswer has the members of an answer to a completion that tests read. Params and PromptIDs are as they were written.

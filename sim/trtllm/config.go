@@ -1,7 +1,6 @@
 package trtllm
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -58,29 +57,21 @@ type Times struct {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.Model.Name == "" {
-		m, err := model.Named("tiny")
-		if err != nil {
-			return c, err
-		}
-		c.Model = m
+	if err := core.SetModelDefaults(&c.Model, &c.ServedModelName, &c.Logger); err != nil {
+		return c, err
 	}
-	setDefault(&c.ServedModelName, c.Model.Name)
-	setDefault(&c.Endpoint, "127.0.0.1:0")
-	setDefault(&c.MaxSeqLen, c.Model.MaxModelLen)
-	setDefault(&c.TokensPerBlock, 32)
+	core.SetDefault(&c.Endpoint, "127.0.0.1:0")
+	core.SetDefault(&c.MaxSeqLen, c.Model.MaxModelLen)
+	core.SetDefault(&c.TokensPerBlock, 32)
 	if c.TokensPerBlock > 0 {
-		setDefault(&c.Blocks, max(512, kv.BlocksFor(c.MaxSeqLen, c.TokensPerBlock)))
+		core.SetDefault(&c.Blocks, max(512, kv.BlocksFor(c.MaxSeqLen, c.TokensPerBlock)))
 	}
-	setDefault(&c.MaxBatchSize, 256)
-	setDefault(&c.MaxNumTokens, 2048)
-	setDefault(&c.Times.Transfer, time.Minute)
-	setDefault(&c.Times.Poll, time.Second)
-	setDefault(&c.Times.KeepAlive, 2*time.Second)
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	return c, c.validate()
+	core.SetDefault(&c.MaxBatchSize, 256)
+	core.SetDefault(&c.MaxNumTokens, 2048)
+	core.SetDefault(&c.Times.Transfer, time.Minute)
+	core.SetDefault(&c.Times.Poll, time.Second)
+	core.SetDefault(&c.Times.KeepAlive, 2*time.Second)
+	return c, core.Join(c.problems)
 }
 
 // Problems reports everything that New would refuse, by the flag of cmd/sim that sets it.
@@ -89,34 +80,16 @@ func (c Config) Problems(report func(flag, format string, args ...any)) {
 	c.problems(report)
 }
 
-func (c *Config) validate() error {
-	var errs []error
-	c.problems(func(_, format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) })
-	return errors.Join(errs...)
-}
-
-// maxPoolBytes bounds how much of this machine's memory the pool may take.
-const maxPoolBytes int64 = 64 << 30
-
-func (c *Config) problems(report func(flag, format string, args ...any)) {
-	check := func(ok bool, flag, format string, args ...any) {
-		if !ok {
-			report(flag, format, args...)
-		}
-	}
-	if err := c.Model.Validate(); err != nil {
-		report("model", "%w", err)
-	}
-	check(c.TimeScale >= 0, "time-scale", "time scale is %v: want 0 or more", c.TimeScale)
-	check(c.MaxSeqLen > 1, "max-model-len", "max model len is %d tokens: want at least 2", c.MaxSeqLen)
-	check(c.TokensPerBlock > 0, "block-size", "block size is %d tokens: want at least 1", c.TokensPerBlock)
-	check(c.Blocks*c.TokensPerBlock >= c.MaxSeqLen, "blocks", "%d blocks of %d tokens cannot hold a request of max model len %d", c.Blocks, c.TokensPerBlock, c.MaxSeqLen)
-	check(int64(c.Blocks) <= maxPoolBytes/int64(max(1, c.Model.StoredBytesPerToken))/int64(max(1, c.TokensPerBlock)), "blocks",
-		"%d blocks of %d tokens take more than %d GiB of memory", c.Blocks, c.TokensPerBlock, maxPoolBytes>>30)
-	check(c.MaxBatchSize > 0, "max-num-seqs", "max sequences is %d: want at least 1", c.MaxBatchSize)
-	check(c.MaxNumTokens > 0, "max-num-batched-tokens", "max batched tokens is %d: want at least 1", c.MaxNumTokens)
+func (c *Config) problems(report core.Report) {
+	report.RequireModel(&c.Model, c.TimeScale)
+	report.Require(c.MaxSeqLen > 1, "max-model-len", "max model len is %d tokens: want at least 2", c.MaxSeqLen)
+	report.Require(c.TokensPerBlock > 0, "block-size", "block size is %d tokens: want at least 1", c.TokensPerBlock)
+	report.Require(c.Blocks*c.TokensPerBlock >= c.MaxSeqLen, "blocks", "%d blocks of %d tokens cannot hold a request of max model len %d", c.Blocks, c.TokensPerBlock, c.MaxSeqLen)
+	report.RequireMemory("blocks", &c.Model, c.Blocks, c.TokensPerBlock, fmt.Sprintf("%d blocks of %d tokens", c.Blocks, c.TokensPerBlock))
+	report.Require(c.MaxBatchSize > 0, "max-num-seqs", "max sequences is %d: want at least 1", c.MaxBatchSize)
+	report.Require(c.MaxNumTokens > 0, "max-num-batched-tokens", "max batched tokens is %d: want at least 1", c.MaxNumTokens)
 	_, _, err := net.SplitHostPort(c.Endpoint)
-	check(err == nil, "side-channel-address", "address of the endpoint is %q: want host:port", c.Endpoint)
+	report.Require(err == nil, "side-channel-address", "address of the endpoint is %q: want host:port", c.Endpoint)
 }
 
 func (c *Config) core() core.Config {
@@ -124,12 +97,5 @@ func (c *Config) core() core.Config {
 		Model: c.Model, MaxModelLen: c.MaxSeqLen, TimeScale: c.TimeScale,
 		Schedule: core.Schedule{MaxBatchedTokens: c.MaxNumTokens, MaxSequences: c.MaxBatchSize},
 		Blocks:   c.Blocks + 1, BlockSize: c.TokensPerBlock, Logger: c.Logger,
-	}
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
 	}
 }
