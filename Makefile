@@ -163,6 +163,10 @@ replay-report: build ## compare policies on nine workloads in virtual time: docs
 	bin/tandem replay --regret --json --page docs/replay-report.html > bin/replay-report.json
 	mv bin/replay-report.json docs/replay-report.json
 
+.PHONY: test-predict
+test-predict: modules .tools/xgboost ## compare the predictions of predicted-latency-producer with XGBoost's on the same outcomes: 500 MB of disk
+	@cd cmd/tandem/replay && $(LONG) '^TestPredictionsBesideXGBoost$$' -timeout=30m . -args -xgboost
+
 .PHONY: gobench
 gobench: modules ## run the benchmarks in the code (PKG, BENCH, BENCHTIME)
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem $(PKG)

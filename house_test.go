@@ -134,6 +134,7 @@ var importRules = []importRule{
 	{"epp/kvevents", []string{"epp/kvindex", "transfer/zmtp"}, anything},
 	{"epp/kvfeed", []string{"epp", "epp/kvevents", "epp/kvindex", "epp/prefix", "pd…", "transfer…"}, anything},
 	{"epp/config", []string{"epp", "epp/flow", "pd…", "transfer"}, anything},
+	{"epp/shadow", []string{"epp", "epp/latency", "epp/sched", "pd…"}, anything},
 	{"epp/setup", []string{"epp", "epp/config", "epp/flow", "epp/sched", "pd…"}, anything},
 	{"epp…", []string{"epp", "pd…", "transfer"}, anything},
 	{"replay/engine", nil, nil},

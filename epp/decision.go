@@ -17,8 +17,10 @@ type Decision struct {
 	Tokens  int    // length of the prompt, as it was known at the pick
 	Cached  int    // how many of these the first endpoint has cached
 	Costs   []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
-	Origin  Origin // of the request
-	Pass    Pass   // of the admission
+	// Expected is what a PickObserver that predicts expects of the request; zero: nothing is expected.
+	Expected Expected
+	Origin   Origin // of the request
+	Pass     Pass   // of the admission
 	// Reservation charges the endpoints; nil in a decision that was only explained.
 	Reservation *Reservation
 	// AnswerPlugins take part in the answer; nil if there are none.
@@ -26,6 +28,15 @@ type Decision struct {
 	// Trace says how the decision was made; nil unless it was requested.
 	Trace *Trace
 }
+
+// Expected is how long a request is expected to take, as far as it is known.
+type Expected struct {
+	TTFT Quantiles // from the time that its first leg is sent to its first token
+	TPOT Quantiles // for each further token
+}
+
+// Quantiles are the times that half of the requests of a kind, and nine of ten, need at most. Zero: not known.
+type Quantiles struct{ P50, P90 time.Duration }
 
 // StagePick is what was picked for one stage.
 type StagePick struct {

@@ -1,7 +1,11 @@
 package epp
 
 import (
+	"cmp"
+	"math"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 )
@@ -47,6 +51,28 @@ const (
 	NamespaceLB     = "envoy.lb"
 	NamespaceSubset = "envoy.lb.subset_hint"
 )
+
+// longestGoal bounds the times that clients may want.
+const longestGoal = time.Hour
+
+// WantedTTFT returns the time to first token that the client wants, 0 if it names none that is possible.
+func (r *Request) WantedTTFT() time.Duration { return r.wanted(HeaderTTFT, HeaderTTFTOld) }
+
+// WantedTPOT returns the time for each further token that the client wants, likewise.
+func (r *Request) WantedTPOT() time.Duration { return r.wanted(HeaderTPOT, HeaderTPOTOld) }
+
+// wanted returns the time that a header names in milliseconds.
+func (r *Request) wanted(header, older string) time.Duration {
+	sent := cmp.Or(r.Header(header), r.Header(older))
+	if sent == "" {
+		return 0
+	}
+	ms, err := strconv.ParseFloat(sent, 64)
+	if err != nil || !(ms > 0 && ms <= float64(longestGoal/time.Millisecond)) {
+		return 0
+	}
+	return time.Duration(math.Ceil(ms * float64(time.Millisecond)))
+}
 
 // IfAvailable reports whether a HeaderPrefer has the preference if-available of llm-d's coordinator: to be refused rather than
 // served by an endpoint that has nothing of the prompt cached. Preferences are separated by commas, and may have a value and

@@ -16,13 +16,17 @@ type Reading struct {
 // Readings are the values of all signals of an endpoint. In JSON they are an object by name, with null for unknown values.
 type Readings []Reading
 
-// Readings returns the values of all declared signals, in the order of their declaration.
+// Readings returns the values of all declared signals, in the order of their declaration. Signals that no Producer has computed are left out.
 func (c *Candidate) Readings() Readings {
-	all := make(Readings, len(declared))
+	all := make(Readings, 0, len(declared))
 	for i := range declared {
-		all[i].Name = declared[i].Name
-		if v, ok := c.Value(Signal(i)); ok && !math.IsNaN(v) && !math.IsInf(v, 0) { // JSON has neither
-			all[i].Value = &v
+		one := Reading{Name: declared[i].Name}
+		v, ok := c.Value(Signal(i))
+		if ok && !math.IsNaN(v) && !math.IsInf(v, 0) { // JSON has neither
+			one.Value = &v
+		}
+		if ok || declared[i].Kind != ComputedSignal {
+			all = append(all, one)
 		}
 	}
 	return all

@@ -223,3 +223,10 @@ func (c *Candidate) Compute(s Signal, value float64) { c.Load.Signals.Set(s, val
 type Producer interface {
 	Produce(r *Round, c []Candidate)
 }
+
+// Predictor is a plugin that learns how long requests take. Of those, a Producer tells it of every candidate.
+type Predictor interface {
+	PickObserver
+	Observer
+	Predicts()
+}

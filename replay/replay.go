@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/epp/sched"
 	"github.com/tandem-serving/tandem/epp/setup"
+	"github.com/tandem-serving/tandem/epp/shadow"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/replay/engine"
 )
@@ -26,6 +27,7 @@ import (
 // Options are the settings of a run.
 type Options struct {
 	Config    *config.Config
+	Shadow    *config.Config // that decides beside it without effect; nil: none
 	Pool      Pool
 	Replicas  int           // pickers, which do not know of each other's requests; 0 is 1
 	Engine    engine.Config // of every engine; PartTokens is set by Run
@@ -134,6 +136,8 @@ type picker struct {
 	loads     loads
 	waiting   waiting
 	feeds     []*kvfeed.Feed // of plugins that listen to KV events
+	shadow    *config.Built  // nil: there is none
+	compared  *shadow.Report // nil likewise
 }
 
 // Run replays a trace. It ends early, with the error of ctx, if ctx ends.
@@ -149,6 +153,9 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 			return nil, err
 		}
 		defer built.Close() // of a run that is over, it has nothing left to lose
+		if p.shadow != nil {
+			defer p.shadow.Close()
+		}
 		w.pickers = append(w.pickers, p)
 	}
 	w.spec = w.pickers[0].sched.Needs()
@@ -196,6 +203,11 @@ func (p *picker) build(i int) (*config.Built, error) {
 	}
 	if err := errors.Join(o.supported(built), p.begin(i, built, append(config.Of[epp.EndpointObserver](built), keep))); err != nil {
 		return nil, errors.Join(err, built.Close())
+	}
+	if o.Shadow != nil {
+		if err := p.beside(o.Shadow); err != nil {
+			return nil, errors.Join(err, built.Close())
+		}
 	}
 	return built, nil
 }
@@ -355,6 +367,10 @@ func (n *node) Ran(steps, batch int, took time.Duration) { n.world.result.itl.ad
 // finish completes the result.
 func (w *world) finish() *Result {
 	w.result.KVBytes = w.network.moved
+	if p := w.pickers[0]; p.compared != nil {
+		view := p.compared.View()
+		w.result.Shadow = &view
+	}
 	w.result.Timeline = slices.Concat(w.timeline.moments...)
 	return w.result
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tandem-serving/tandem/epp/shadow"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -48,6 +49,8 @@ type Result struct {
 	Unfinished int
 	Story      *Story   // of the request that Options.Explain names; nil if it names none
 	Timeline   []Sample // in the order of time; at each moment one of each role
+	// Shadow is what Options.Shadow would have decided, of the first picker; nil without it.
+	Shadow *shadow.View
 
 	itl histogram
 }

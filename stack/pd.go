@@ -42,6 +42,8 @@ type PDOptions struct {
 	Threshold int
 	// Config is a file with an EndpointPickerConfig; "": the picker's default with Threshold.
 	Config string
+	// Shadow is a file with an EndpointPickerConfig that decides beside it without effect; "": none.
+	Shadow string
 	// Capture is a file for what the picker is asked and decides; "": none.
 	Capture string
 	// Proxy is ProxyEnvoy, ProxyGateway, or "": Envoy if this machine has one, otherwise the gateway.
@@ -317,6 +319,9 @@ func (a *assembly) startPicker(ctx context.Context) error {
 		return err
 	}
 	flags := []string{"--secure-serving=false", "--config-file=" + config, "--endpoints-file=" + endpoints}
+	if a.Shadow != "" {
+		flags = append(flags, "--shadow-config="+a.Shadow)
+	}
 	if a.Capture != "" {
 		flags = append(flags, "--capture="+a.Capture)
 	}

@@ -23,6 +23,7 @@ func (p *picker) admin() http.Handler {
 	mux.HandleFunc("GET /debug/queues", p.debugQueues)
 	mux.HandleFunc("GET /debug/prefix", p.debugPrefix)
 	mux.HandleFunc("POST /debug/prefix", p.debugPrompt)
+	mux.HandleFunc("GET /debug/shadow", p.debugShadow)
 	p.requests.kept.Register(mux)
 	mux.HandleFunc("POST /explain", p.explain)
 	mux.HandleFunc("POST /explain/", p.explain)

@@ -49,6 +49,7 @@ type listen struct {
 type picking struct {
 	File     string `flag:"config-file" arg:"FILE" help:"EndpointPickerConfig, read again when it changes; empty: a P/D configuration that works for most pools"`
 	Text     string `flag:"config-text" arg:"YAML" help:"EndpointPickerConfig as text, instead of a file"`
+	Shadow   string `flag:"shadow-config" arg:"FILE" help:"another EndpointPickerConfig that decides about the same requests without effect, read again when it changes: /debug/shadow and tandem shadow tell how it differs, and what it would bring. Empty: none"`
 	PDHeader string `flag:"pd-header" enum:"on,off" help:"whether clients may force or bypass P/D with x-tandem-pd"`
 	Headers  string `flag:"tandem-headers" enum:"known,always" help:"whether x-tandem-* headers and the shared secret go to endpoints that are known to have Tandem's sidecar, because their metrics page comes through it on their own port, or always"`
 	AuthFile string `flag:"auth-file" arg:"FILE" help:"shared secrets, one per line; the first is sent to sidecars (x-tandem-auth); read again when it changes"`
@@ -105,11 +106,11 @@ type foreign struct {
 	_ struct{} `flag:"zap-stacktrace-level" ignored:"errors say what was being done, without stacks"`
 	_ struct{} `flag:"zap-time-encoding" ignored:"times are RFC 3339"`
 
-	_ struct{} `env:"PREDICTION_SERVER_URL" ignored:"latencies are not predicted: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
-	_ struct{} `env:"TRAINING_SERVER_URL" ignored:"latencies are not predicted: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
-	_ struct{} `env:"LATENCY_MAX_SAMPLE_SIZE" ignored:"latencies are not predicted: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
-	_ struct{} `env:"MAX_CONCURRENT_DISPATCHES" ignored:"latencies are not predicted: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
-	_ struct{} `env:"COALESCE_WINDOW_MS" ignored:"latencies are not predicted: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
+	_ struct{} `env:"PREDICTION_SERVER_URL" ignored:"latencies are predicted in the picker: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
+	_ struct{} `env:"TRAINING_SERVER_URL" ignored:"latencies are predicted in the picker: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
+	_ struct{} `env:"LATENCY_MAX_SAMPLE_SIZE" ignored:"latencies are predicted in the picker: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
+	_ struct{} `env:"MAX_CONCURRENT_DISPATCHES" ignored:"latencies are predicted in the picker: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
+	_ struct{} `env:"COALESCE_WINDOW_MS" ignored:"latencies are predicted in the picker: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
 }
 
 // Validate implements boot.Validator.
@@ -145,6 +146,7 @@ func (c *settings) Validate(p *boot.Problems) {
 	c.Tell.validateCapture(p)
 	p.Require(c.Picking.File == "" || c.Picking.Text == "", "config-text", "cannot be given beside --config-file")
 	c.validateFiles(p)
+	c.validateShadow(p)
 	c.Listen.validateTLS(p)
 }
 

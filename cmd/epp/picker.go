@@ -35,6 +35,7 @@ type picker struct {
 	queue     *queue
 	metrics   *sched.Metrics
 	live      *config.Live
+	beside    *beside     // nil: there is no shadow
 	watch     *kube.Watch // source of the endpoints; nil = a file
 	file      pool.File   // source of the endpoints without a watch
 	rules     *rules
@@ -86,6 +87,13 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 		return nil, boot.Configf("%w", err)
 	}
 	registry.MustRegister(pluginMetrics{p})
+	if cfg.Picking.Shadow != "" {
+		if p.beside, err = newBeside(&p.settings, p, log); err != nil {
+			return nil, errors.Join(err, p.live.Close())
+		}
+		p.lifecycle.beside = p.beside
+		registry.MustRegister(p.beside.report)
+	}
 	return p, nil
 }
 
@@ -294,10 +302,22 @@ func (p *picker) run(ctx context.Context) error {
 	}
 	following.Go(func() { p.queue.follow(ctx) })
 	following.Go(func() { p.lifecycle.follow(ctx, p.pool) })
+	var shadows error
+	if p.beside != nil {
+		following.Go(func() { shadows = p.beside.run(ctx) })
+	}
 	err := p.pool.Run(ctx)
 	stop()
 	following.Wait()
-	return errors.Join(err, p.keep.Close())
+	return errors.Join(err, shadows, p.keep.Close())
+}
+
+// close ends the plugins. run must have returned.
+func (p *picker) close() error {
+	if p.beside == nil {
+		return p.live.Close()
+	}
+	return errors.Join(p.beside.close(), p.live.Close())
 }
 
 // detail returns what probes are told besides ok.

@@ -36,7 +36,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, picker.live.Close()) }()
+	defer func() { err = errors.Join(err, picker.close()) }()
 	ledger := epp.NewLedger(takeover, epp.SystemClock)
 	defer ledger.Close()
 	serving := cfg.extproc()

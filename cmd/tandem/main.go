@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/tandem/gateway"
 	"github.com/tandem-serving/tandem/cmd/tandem/load"
 	"github.com/tandem-serving/tandem/cmd/tandem/replay"
+	"github.com/tandem-serving/tandem/cmd/tandem/shadow"
 	"github.com/tandem-serving/tandem/cmd/tandem/up"
 	"github.com/tandem-serving/tandem/cmd/tandem/why"
 )
@@ -38,12 +39,14 @@ var commands = []command{
 	{"check", check.Summary, check.Run},
 	{"explain", explain.Summary, explain.Run},
 	{"why", why.Summary, why.Run},
+	{"shadow", shadow.Summary, shadow.Run},
 	{"doctor", doctor.Summary, doctor.Run},
 	{"drain", drain.Summary, drain.Run},
 	{"envoy-config", envoyconfig.Summary, envoyconfig.Run},
 	{"gateway", gateway.Summary, gateway.Run},
 	{"load", load.Summary, load.Run},
 	{"replay", replay.Summary, replay.Run},
+	{"advise", replay.AdviseSummary, replay.Advise},
 	{"bench", bench.Summary, bench.Run},
 }
 

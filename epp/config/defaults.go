@@ -43,10 +43,13 @@ var producers = []struct {
 	is       func(instance any) bool // whether a plugin can take the producer's place
 	readers  []string
 }{
+	{"predicted-latency-producer", isA[epp.Predictor],
+		[]string{"latency-scorer", "slo-headroom-tier-filter", "latency-slo-admitter", "cost-pd-decider"}},
 	{typeMatcher, knowsCaches,
-		[]string{"prefix-cache-scorer", "prefix-cache-affinity-filter", "token-load-scorer", "prefix-based-pd-decider", "pd-profile-handler", "no-hit-lru-scorer", "burst-prefix-cache-producer"}},
+		[]string{"prefix-cache-scorer", "prefix-cache-affinity-filter", "token-load-scorer", "prefix-based-pd-decider", "pd-profile-handler", "no-hit-lru-scorer", "burst-prefix-cache-producer",
+			"predicted-latency-producer"}},
 	{"inflight-load-producer", isA[epp.Charger],
-		[]string{"active-request-scorer", "token-load-scorer", "prefix-cache-affinity-filter"}},
+		[]string{"active-request-scorer", "token-load-scorer", "prefix-cache-affinity-filter", "predicted-latency-producer"}},
 }
 
 // knowsCaches reports whether plugins that name no producer of prefix matches can read this one.

@@ -44,16 +44,13 @@ var accepted = map[string]struct {
 
 // Advice for several refused types.
 const (
-	leaveOut    = "leave it out"
-	noClusters  = "a picker serves one cluster; put one picker into each"
-	noPredictor = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
+	leaveOut   = "leave it out"
+	noClusters = "a picker serves one cluster; put one picker into each"
 )
 
 // refused are the foreign types that are refused, with what to do instead.
 var refused = map[string]string{
 	"kv-cache-hint-v2":                          leaveOut,
-	"latency-scorer":                            noPredictor,
-	"latency-slo-admitter":                      noPredictor,
 	"lmetric-scorer":                            "token-load-scorer rates by load and by what is cached, too",
 	"models-responder":                          "leave it out; GET /v1/models goes to one endpoint",
 	"multicluster-approx-prefix-cache-producer": noClusters,
@@ -66,9 +63,7 @@ var refused = map[string]string{
 	"multicluster-session-affinity-filter":      noClusters,
 	"outlen-bucket":                             "leave it out; inflight-load-producer estimates answers by the length of the prompt",
 	"p2p-source-producer":                       leaveOut,
-	"predicted-latency-producer":                noPredictor,
 	"session-interturn-latency-producer":        leaveOut,
-	"slo-headroom-tier-filter":                  noPredictor,
 	"thunder-agent":                             "program-aware-fairness with the strategy turn-priority, and session-affinity-scorer",
 }
 

@@ -23,8 +23,11 @@ type Estimate struct {
 type Model struct {
 	clock epp.Clock
 
-	mu   sync.Mutex // guards the fits, and growth of lists
-	pool fits
+	mu    sync.Mutex // guards the fits, growth of lists, and what corrections learn
+	pool  fits
+	calls calibration // of predictions; it has locks of its own
+
+	corrections corrections
 
 	whole   atomic.Pointer[curves] // of all engines
 	engines atomic.Pointer[[]*engine]
@@ -69,6 +72,14 @@ func NewModel(clock epp.Clock) *Model {
 	m.whole.Store(&curves{m.pool.prompt.curve(), m.pool.handoff.curve(), m.pool.token.curve()})
 	m.engines.Store(new([]*engine))
 	return m
+}
+
+// Of returns the model of the picker that a plugin is built for: all plugins have the same, and it outlives reloads of the configuration.
+func Of(b *epp.Builder) *Model {
+	if b.Keep == nil {
+		return NewModel(b.Clock())
+	}
+	return epp.Kept(b.Keep, "latency", func() *Model { return NewModel(b.Clock()) })
 }
 
 // EndpointJoined implements epp.EndpointObserver.
@@ -129,23 +140,42 @@ func (e *engine) link(from *epp.Endpoint) *link {
 
 // curvesOf returns what estimates for an endpoint go by: what is learnt of all engines takes the place of what is not learnt of it.
 func (m *Model) curvesOf(e *epp.Endpoint) curves {
-	all := *m.whole.Load()
+	c, _ := m.curvesAt(e, m.clock.Now())
+	return c
+}
+
+// curvesAt does it at a time, and returns what is known of the endpoint, nil if nothing is.
+func (m *Model) curvesAt(e *epp.Endpoint, now time.Time) (curves, *engine) {
+	all := m.whole.Load()
 	one := m.known(e)
 	if one == nil {
-		return all.unknown()
+		return all.unknown(), nil
 	}
 	own := one.curves.Load()
 	if own == nil {
-		return all.unknown()
+		return all.unknown(), one
 	}
-	now := m.clock.Now()
-	return curves{own.prompt.amid(&all.prompt, now), own.handoff.amid(&all.handoff, now), own.token.amid(&all.token, now)}
+	return curves{own.prompt.amid(&all.prompt, now), own.handoff.amid(&all.handoff, now), own.token.amid(&all.token, now)}, one
+}
+
+// linkCurve returns what estimates of hand-offs from an endpoint to another go by, whose curves are given.
+func (m *Model) linkCurve(to *curves, one *engine, from *epp.Endpoint, now time.Time) curve {
+	usual := to.handoff
+	usual.known = 0
+	if one == nil {
+		return usual
+	}
+	if l := one.link(from); l != nil {
+		return l.curve.Load().amid(&usual, now)
+	}
+	return usual
 }
 
 // unknown returns the curves of all engines for one that nothing is known of.
-func (c curves) unknown() curves {
-	c.prompt.known, c.handoff.known, c.token.known = 0, 0, 0
-	return c
+func (c *curves) unknown() curves {
+	all := *c
+	all.prompt.known, all.handoff.known, all.token.known = 0, 0, 0
+	return all
 }
 
 // amid returns the curve of one engine among all: the longer it was not heard of, the more it is taken to be as the others are.
@@ -175,28 +205,31 @@ func (m *Model) Prompt(c *epp.Candidate, tokens, cached int) Estimate {
 // many tokens moves between them.
 func (m *Model) Handoff(from, to *epp.Candidate, moved int) Estimate {
 	x := handoffTerms(moved, answersOf(to.Load, to.InFlight))
-	usual := m.curvesOf(to.Endpoint).handoff
-	usual.known = 0
-	if one := m.known(to.Endpoint); one != nil {
-		if l := one.link(from.Endpoint); l != nil {
-			usual = l.curve.Load().amid(&usual, m.clock.Now())
-		}
-	}
-	return usual.estimate(&x)
+	now := m.clock.Now()
+	curves, one := m.curvesAt(to.Endpoint, now)
+	c := m.linkCurve(&curves, one, from.Endpoint, now)
+	return c.estimate(&x)
 }
 
 // Token estimates the time of each further token of answers that an endpoint generates, if it gets one more request: one of so many
 // tokens, some of which it computes itself.
 func (m *Model) Token(c *epp.Candidate, tokens, computed int) Estimate {
-	curves := m.curvesOf(c.Endpoint)
+	now := m.clock.Now()
+	curves, one := m.curvesAt(c.Endpoint, now)
 	x := tokenTerms(answersOf(c.Load, c.InFlight)+1, contextOf(c.Load)+float64(tokens))
-	perSecond := float64(computed) / promptWindow.Seconds()
-	if one := m.known(c.Endpoint); one != nil {
-		perSecond += one.prompts.perSecond(m.clock.Now())
-	}
 	e := curves.token.estimate(&x)
-	e.Time = time.Duration(float64(e.Time) / curves.left(perSecond))
+	e.Time = time.Duration(float64(e.Time) / curves.left(one.perSecond(now, computed)))
 	return e
+}
+
+// perSecond returns how many tokens of prompts an endpoint computes in a second beside its answers, if it gets so many more. Of nil only
+// these are known.
+func (e *engine) perSecond(now time.Time, more int) float64 {
+	perSecond := float64(more) / promptWindow.Seconds()
+	if e != nil {
+		perSecond += e.prompts.perSecond(now)
+	}
+	return perSecond
 }
 
 // left returns the share of an engine's time that is left for answers if it computes so many tokens of prompts in a second.
@@ -213,12 +246,14 @@ func (c *curve) estimate(x *vector) Estimate {
 // seconds returns a time that is not negative.
 func seconds(s float64) time.Duration { return time.Duration(max(0, s) * float64(time.Second)) }
 
-// Sent notes where a request is sent: its endpoint may compute prompts while it generates answers.
+// Sent notes where a request is sent, and in the decision what is expected of it: its endpoint may compute prompts while it generates
+// answers.
 func (m *Model) Sent(d *epp.Decision) {
 	for i := range d.Picks {
 		m.engine(d.Picks[i].Endpoints[0])
 	}
 	now, first := m.clock.Now(), &d.Picks[0]
+	d.Expected = m.Expect(now, d)
 	one := m.engine(first.Endpoints[0])
 	if first.Seen != nil {
 		one.queue.add(now, queueOf(&first.Seen.Load))

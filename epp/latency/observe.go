@@ -32,28 +32,40 @@ func (m *Model) Observe(o *epp.Outcome) {
 	if decode == nil {
 		return // it has left, and its slot may be that of another
 	}
-	answers := answersOf(&seen.Load, seen.InFlight)
+	at := loadOf(&seen.Load, seen.InFlight, d.Tokens, d.Cached)
+	curves, _ := m.curvesAt(first, now)
 	switch {
 	case !ok:
 	case d.Verdict == pd.Local:
-		x := promptTerms(d.Tokens-d.Cached, d.Cached, seen.InFlight.Tokens, answers)
+		x := promptTerms(d.Tokens-d.Cached, d.Cached, seen.InFlight.Tokens, at.answers)
+		m.calls.ttft.add(d.Expected.TTFT, begun)
+		m.corrections.prompt(first).learn(&at.place, ratio(begun.Seconds(), &curves.prompt, &x))
 		m.learn(now, decode, (*fits).ofPrompt, &promptPrior, &x, begun)
 	default:
-		m.remote(now, o, decode, begun, answers)
+		m.remote(now, o, decode, &at, begun)
 	}
 	if took, ok := o.Phases.Get(pd.PhaseDecode); ok && o.Result.Completion >= fewestTokens {
-		x := tokenTerms(answers+1, contextOf(&seen.Load)+float64(d.Tokens))
+		x := tokenTerms(at.answers+1, at.context+float64(d.Tokens))
 		perToken := took.Seconds() / float64(o.Result.Completion-1)
-		curves := m.curvesOf(first)
+		m.calls.tpot.add(d.Expected.TPOT, time.Duration(perToken*float64(time.Second)))
 		perToken *= curves.left(decode.prompts.perSecond(now))
+		m.corrections.token.learn(&at.place, ratio(perToken, &curves.token, &x))
 		m.learn(now, decode, (*fits).ofToken, &tokenPrior, &x, time.Duration(perToken*float64(time.Second)))
 	}
 	decode.publish()
+	m.publish()
+}
+
+// publish has estimates go by what is learnt of all engines.
+func (m *Model) publish() {
 	m.whole.Store(&curves{m.pool.prompt.curve(), m.pool.handoff.curve(), m.pool.token.curve()})
 }
 
+// ratio returns how many times as long something took as a curve expects.
+func ratio(took float64, c *curve, x *vector) float64 { return took / max(shortest, c.w.dot(x)) }
+
 // remote learns from a request whose prompt another engine computed.
-func (m *Model) remote(now time.Time, o *epp.Outcome, decode *engine, begun time.Duration, answers float64) {
+func (m *Model) remote(now time.Time, o *epp.Outcome, decode *engine, at *load, begun time.Duration) {
 	d := o.Decision
 	for i := range d.Picks {
 		p := &d.Picks[i]
@@ -65,14 +77,21 @@ func (m *Model) remote(now time.Time, o *epp.Outcome, decode *engine, begun time
 		if prefill == nil {
 			continue
 		}
-		x := promptTerms(d.Tokens-p.Seen.Cached, p.Seen.Cached, p.Seen.InFlight.Tokens, answersOf(&p.Seen.Load, p.Seen.InFlight))
+		of := loadOf(&p.Seen.Load, p.Seen.InFlight, d.Tokens, p.Seen.Cached)
+		x := promptTerms(d.Tokens-p.Seen.Cached, p.Seen.Cached, of.ahead, of.answers)
+		theirs, _ := m.curvesAt(p.Endpoints[0], now)
+		m.corrections.prompt(p.Endpoints[0]).learn(&of.place, ratio(took.Seconds(), &theirs.prompt, &x))
 		m.learn(now, prefill, (*fits).ofPrompt, &promptPrior, &x, took)
 		prefill.publish()
 
 		handoff, _ := o.Phases.Get(pd.PhaseHandoff)
 		overlap, _ := o.Phases.Get(pd.PhaseOverlap)
+		m.calls.ttft.add(d.Expected.TTFT, max(0, took+handoff+begun-overlap))
 		took = max(0, handoff+begun-overlap)
-		x = handoffTerms(d.Tokens-d.Cached, answers)
+		x = handoffTerms(d.Tokens-d.Cached, at.answers)
+		curves, _ := m.curvesAt(decode.of, now)
+		link := m.linkCurve(&curves, decode, p.Endpoints[0], now)
+		m.corrections.handoff.learn(&at.place, ratio(took.Seconds(), &link, &x))
 		m.learn(now, decode, (*fits).ofHandoff, &handoffPrior, &x, took)
 		m.learnLink(now, p.Endpoints[0], decode, &x, took)
 	}

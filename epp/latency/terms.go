@@ -57,8 +57,16 @@ func kilo(tokens int) float64 { return float64(max(0, tokens)) / 1000 }
 
 // contextOf returns how many tokens the answers have before them that an engine generates, 0 if its page does not tell.
 func contextOf(l *epp.Load) float64 {
+	return usageOf(l) * float64(l.Cache.Blocks) * float64(l.Cache.BlockTokens)
+}
+
+// usageOf returns the used share of the KV cache, from 0 to 1; 0 if the page does not tell.
+func usageOf(l *epp.Load) float64 {
 	usage, _ := l.Signals.Value(epp.KVUsage)
-	return usage * float64(l.Cache.Blocks) * float64(l.Cache.BlockTokens)
+	if !(usage > 0) {
+		return 0
+	}
+	return min(usage, 1)
 }
 
 // answersOf returns how many answers the engine generates or waits to: those on its page and those sent since, without the one whose

@@ -28,6 +28,7 @@ var Table = []epp.Row{
 	{Type: "topology-affinity-filter", New: affinity.NewTopologyFilter},
 	{Type: "endpoint-attribute-filter", New: filter.NewEndpointAttribute},
 	{Type: "utilization-filter", New: filter.NewUtilization},
+	{Type: "slo-headroom-tier-filter", New: filter.NewSLOHeadroomTier},
 
 	// Screeners, which narrow down the endpoints for all profiles.
 	{Type: "disaggregatedset-rollout-screener", New: affinity.NewRolloutScreener},
@@ -38,6 +39,7 @@ var Table = []epp.Row{
 
 	// Admitters, which refuse requests before any profile runs.
 	{Type: "probabilistic-admitter", New: filter.NewProbabilisticAdmitter},
+	{Type: "latency-slo-admitter", New: filter.NewLatencySLOAdmitter},
 
 	// Policies of flowControl, for requests that wait. They have an effect only with the feature gate flowControl.
 	{Type: "global-strict-fairness-policy", New: queue.NewGlobalStrict},
@@ -68,6 +70,7 @@ var Table = []epp.Row{
 	{Type: "topology-affinity-scorer", New: affinity.NewTopologyScorer},
 	{Type: "endpoint-attribute-scorer", New: scorer.NewEndpointAttribute},
 	{Type: "context-length-aware", New: scorer.NewContextLengthAware},
+	{Type: "latency-scorer", New: scorer.NewLatency},
 
 	// Pickers.
 	{Type: "max-score-picker", New: picker.NewMaxScore},
@@ -90,6 +93,7 @@ var Table = []epp.Row{
 	{Type: "precise-prefix-cache-producer", New: producer.NewPrecisePrefixCache},
 	{Type: "burst-prefix-cache-producer", New: producer.NewBurstPrefixCache},
 	{Type: "inflight-load-producer", New: producer.NewInflightLoad},
+	{Type: "predicted-latency-producer", New: producer.NewPredictedLatency},
 	{Type: "session-id-producer", New: affinity.NewSessionIDProducer},
 	{Type: "mm-embeddings-cache-producer", New: affinity.NewMediaProducer},
 	{Type: "agent-identity", New: affinity.NewAgentIdentity},

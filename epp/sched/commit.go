@@ -138,7 +138,7 @@ func (k *pick) write(m *made) *epp.Decision {
 		if k.partial {
 			pick.Ranks = k.ranksOf(chosen)
 		}
-		if len(k.pipeline.config.Observers) > 0 {
+		if k.noting {
 			pick.Seen = seen(&chosen[0])
 		}
 		d.Picks = append(d.Picks, pick)

@@ -113,15 +113,15 @@ func bySlot(c []epp.Candidate, table []int) []int {
 }
 
 // learn has the matchers learn which endpoints get the prompt's KV cache: the decode endpoint too, which computes the prompt
-// or receives the cache from prefill.
-func (k *pick) learn() {
+// or receives the cache from prefill. They are those of a pick: of this one, unless this is a shadow's.
+func (k *pick) learn(by *pick) {
 	for i := range k.prompts {
 		if !k.prompts[i].asks {
 			continue
 		}
-		for j := range k.pipeline.stages {
-			if k.pipeline.stages[j].Computes && len(k.chosen[j]) > 0 && k.chosen[j][0].KeepsPrefixes() {
-				k.pipeline.config.Matchers[i].Learn(k.round.Request, &k.prompts[i].Prompt, k.chosen[j][0].Endpoint, k.chosen[j][0].Load)
+		for j := range by.pipeline.stages {
+			if by.pipeline.stages[j].Computes && len(by.chosen[j]) > 0 && by.chosen[j][0].KeepsPrefixes() {
+				k.pipeline.config.Matchers[i].Learn(k.round.Request, &k.prompts[i].Prompt, by.chosen[j][0].Endpoint, by.chosen[j][0].Load)
 			}
 		}
 	}

@@ -13,7 +13,7 @@ const outcomesKept = 4096
 // them.
 func (s *Scheduler) Observe(o *epp.Outcome) {
 	p := s.pipeline.Load()
-	if p == nil || len(p.config.Observers) == 0 {
+	if p == nil || len(p.config.Observers) == 0 && s.shadow.Load() == nil {
 		return
 	}
 	select {
@@ -41,11 +41,17 @@ func (s *Scheduler) Run(ctx context.Context) {
 	}
 }
 
-// tell calls the observers of the configuration in use.
+// tell calls the observers of the configuration in use, and those of its shadow.
 func (s *Scheduler) tell(o *epp.Outcome) {
 	s.telling.Lock()
 	defer s.telling.Unlock()
 	for _, observer := range s.pipeline.Load().config.Observers {
 		observer.Observe(o)
+	}
+	if shadow := s.shadow.Load(); shadow != nil {
+		for _, observer := range shadow.Pipeline.config.Observers {
+			observer.Observe(o)
+		}
+		shadow.Watcher.Observe(o)
 	}
 }

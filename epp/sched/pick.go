@@ -14,6 +14,7 @@ import (
 type pick struct {
 	pipeline *Pipeline
 	trace    *tracer // nil unless the pick is to be explained
+	noting   bool    // decisions are to have what was seen of their endpoints, for observers
 	round    epp.Round
 	pcg      rand.PCG // the source of round.Rand
 
@@ -70,7 +71,7 @@ func begin(p *Pipeline, r *epp.Request, now time.Time, number uint64) *pick {
 
 // end returns the pick's memory.
 func (k *pick) end() {
-	k.pipeline, k.trace, k.spent, k.costs, k.made = nil, nil, false, nil, nil
+	k.pipeline, k.trace, k.noting, k.spent, k.costs, k.made = nil, nil, false, false, nil, nil
 	k.round = epp.Round{Before: k.round.Before[:0], Rand: k.round.Rand, Matches: k.round.Matches[:0]}
 	picks.Put(k)
 }

@@ -15,6 +15,7 @@ type Scheduler struct {
 	pool     interface{ Snapshot() *epp.Snapshot }
 	clock    epp.Clock
 	pipeline atomic.Pointer[Pipeline]
+	shadow   atomic.Pointer[Shadow]
 
 	outcomes chan epp.Outcome // for the observers
 	telling  sync.Mutex       // held while observers are called, and while the pipeline is replaced
@@ -34,12 +35,16 @@ func (s *Scheduler) Swap(p *Pipeline) (old *Pipeline) {
 	return s.pipeline.Swap(p)
 }
 
-// Needs returns what the current pipeline needs of prompts.
+// Needs returns what the current pipeline, and its shadow, need of prompts.
 func (s *Scheduler) Needs() epp.PromptSpec {
-	if p := s.pipeline.Load(); p != nil {
-		return p.needs
+	p := s.pipeline.Load()
+	if p == nil {
+		return epp.PromptSpec{}
 	}
-	return epp.PromptSpec{}
+	if shadow := s.shadow.Load(); shadow != nil {
+		return also(p.needs, shadow.Pipeline.needs)
+	}
+	return p.needs
 }
 
 // Reads returns the APIs whose requests the current configuration has read.
@@ -117,20 +122,36 @@ func (s *Scheduler) choose(p *Pipeline, r *epp.Request, pass epp.Pass) (*epp.Dec
 	now := s.clock.Now()
 	k := begin(p, r, now, p.picks.Add(1))
 	defer k.end()
-	k.gather(s.pool.Snapshot())
+	snapshot, shadow := s.pool.Snapshot(), s.shadow.Load()
+	k.noting = shadow != nil || len(p.config.Observers) > 0
+	k.gather(snapshot)
+	var other *pick
+	var refused error
+	if shadow != nil {
+		other, refused = shadow.foresee(r, now, snapshot)
+	}
 	err = k.commit()
 	p.config.Metrics.picked(s.clock.Since(now), k, err)
 	k.earn(err)
-	if err != nil {
-		return nil, err
+	var d *epp.Decision
+	if err == nil {
+		d = k.decided(pass)
 	}
-	k.learn()
+	if shadow != nil {
+		shadow.done(other, refused, k, d)
+	}
+	return d, err
+}
+
+// decided returns the decision that was committed, and tells the plugins of it.
+func (k *pick) decided(pass epp.Pass) *epp.Decision {
+	k.learn(k)
 	d := k.write(k.made)
 	d.Reservation, d.Pass = &k.made.reservation, pass
-	for _, o := range p.config.Picked {
+	for _, o := range k.pipeline.config.Picked {
 		o.Picked(&k.round, k.all, d)
 	}
-	return d, nil
+	return d
 }
 
 // Explain returns what Pick would decide now, with a Trace. It prepares the request as Pick does, and does not call the

@@ -1,9 +1,11 @@
 package filter
 
 import (
+	"cmp"
 	"math"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/latency"
 	"github.com/tandem-serving/tandem/epp/plugin/param"
 )
 
@@ -23,7 +25,8 @@ type PrefixCacheAffinity struct {
 	// MaxTokensInFlightPenalty is how many more prompt tokens in flight the best candidate with the prompt may have. It is the older form
 	// of maxTTFTPenaltyMs; if both are set, the lower one counts. 0 = no limit. Default 0.
 	MaxTokensInFlightPenalty float64 `yaml:"maxTokensInFlightPenalty"`
-	// TTFTSource says how the time to the first token is estimated. Only prefillThroughput, the default, is supported.
+	// TTFTSource says how the time to the first token is estimated: prefillThroughput, or latencyPredictor, the median that
+	// predicted-latency-producer predicts. Default prefillThroughput.
 	TTFTSource string `yaml:"ttftSource"`
 	// PeakPrefillThroughput is how many tokens per second one endpoint prefills. Measure it: the tokens of one prefill chunk
 	// / the median TTFT of one chunk. Default 15928, llm-d's figure for Qwen3-32B on two H100.
@@ -31,14 +34,21 @@ type PrefixCacheAffinity struct {
 	// PrefixMatchInfoProducerName names the producer of cached tokens. Default "": the one named approx-prefix-cache-producer, or
 	// else the first of the file.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
-	// LatencyPredictionInfoProducerName is accepted and ignored: it names the predictor of ttftSource latencyPredictor.
+	// LatencyPredictionInfoProducerName names the predicted-latency-producer, with ttftSource latencyPredictor. Default "": the one of that name.
 	LatencyPredictionInfoProducerName string `yaml:"latencyPredictionInfoProducerName"`
 	// InFlightLoadProducerName names the inflight-load-producer. The picker keeps one count for all plugins, so the name is
 	// only checked. Default "": no check.
 	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`
 }
 
-const prefillThroughput = "prefillThroughput"
+// Values of ttftSource.
+const (
+	prefillThroughput = "prefillThroughput"
+	latencyPredictor  = "latencyPredictor"
+)
+
+// usualPredictor is the name of the predictor if none is named.
+const usualPredictor = "predicted-latency-producer"
 
 // NewPrefixCacheAffinity returns the parameters with their defaults.
 func NewPrefixCacheAffinity() epp.Plugin {
@@ -56,23 +66,25 @@ func (p *PrefixCacheAffinity) Problems(report epp.Report) {
 	param.Within(report, "explorationProbability", p.ExplorationProbability, 0, 1)
 	param.AtLeast(report, "maxTTFTPenaltyMs", p.MaxTTFTPenaltyMs, 0)
 	param.AtLeast(report, "maxTokensInFlightPenalty", p.MaxTokensInFlightPenalty, 0)
-	if p.MaxTTFTPenaltyMs > 0 && !(p.PeakPrefillThroughput > 0) {
+	if p.TTFTSource != latencyPredictor && p.MaxTTFTPenaltyMs > 0 && !(p.PeakPrefillThroughput > 0) {
 		report("peakPrefillThroughput", "must be more than 0 tokens per second, got %v", p.PeakPrefillThroughput)
 	}
-	switch p.TTFTSource {
-	case prefillThroughput:
-	case "latencyPredictor":
-		report("ttftSource", "latencyPredictor is not served; use %s with a measured peakPrefillThroughput",
-			prefillThroughput)
-	default:
-		report("ttftSource", "must be %s, got %q", prefillThroughput, p.TTFTSource)
+	switch {
+	case p.TTFTSource != prefillThroughput && p.TTFTSource != latencyPredictor:
+		report("ttftSource", "must be %s or %s, got %q", prefillThroughput, latencyPredictor, p.TTFTSource)
+	case p.TTFTSource == latencyPredictor && p.MaxTokensInFlightPenalty > 0:
+		report("maxTokensInFlightPenalty", "is in tokens: with ttftSource %s use maxTTFTPenaltyMs", latencyPredictor)
 	}
 }
 
 // References implements epp.Referrer.
 func (p *PrefixCacheAffinity) References() map[string]string {
+	predictor := ""
+	if p.TTFTSource == latencyPredictor {
+		predictor = cmp.Or(p.LatencyPredictionInfoProducerName, usualPredictor)
+	}
 	return param.References("prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName,
-		"inFlightLoadProducerName", p.InFlightLoadProducerName)
+		"inFlightLoadProducerName", p.InFlightLoadProducerName, "latencyPredictionInfoProducerName", predictor)
 }
 
 // Build implements epp.Plugin.
@@ -85,6 +97,16 @@ func (p *PrefixCacheAffinity) Build(b *epp.Builder) (any, error) {
 		return nil, err
 	}
 	f := prefixCacheAffinityFilter{matcher: matcher, threshold: p.AffinityThreshold, explore: p.ExplorationProbability, maxMore: math.Inf(1)}
+	if p.TTFTSource == latencyPredictor {
+		if err = param.Check[epp.Predictor](b, "latencyPredictionInfoProducerName", cmp.Or(p.LatencyPredictionInfoProducerName, usualPredictor)); err != nil {
+			return nil, err
+		}
+		f.predicted = true
+		if p.MaxTTFTPenaltyMs > 0 {
+			f.maxMore = p.MaxTTFTPenaltyMs / 1000
+		}
+		return f, nil
+	}
 	if p.MaxTTFTPenaltyMs > 0 {
 		f.maxMore = p.MaxTTFTPenaltyMs / 1000 * p.PeakPrefillThroughput
 	}
@@ -94,11 +116,12 @@ func (p *PrefixCacheAffinity) Build(b *epp.Builder) (any, error) {
 	return f, nil
 }
 
-// prefixCacheAffinityFilter compares tokens, not times: the throughput is the same for all candidates.
+// prefixCacheAffinityFilter compares tokens, not times, unless times are predicted: the throughput is the same for all candidates.
 type prefixCacheAffinityFilter struct {
 	matcher            epp.Matcher
 	threshold, explore float64
-	maxMore            float64 // tokens
+	predicted          bool    // by times
+	maxMore            float64 // tokens, or seconds
 }
 
 // Filter implements epp.Filter.
@@ -109,12 +132,16 @@ func (f prefixCacheAffinityFilter) Filter(r *epp.Round, c []epp.Candidate) []epp
 		return c
 	}
 	hasPrompt := func(c *epp.Candidate) bool { return float64(found.Of(c))/whole >= f.threshold }
-	with, without := math.Inf(1), math.Inf(1) // the lowest counts of tokens in flight
+	with, without := math.Inf(1), math.Inf(1) // the lowest counts of tokens in flight, or times
 	for i := range c {
-		if tokens := float64(c[i].InFlight.Tokens); hasPrompt(&c[i]) {
-			with = min(with, tokens)
+		wait := float64(c[i].InFlight.Tokens)
+		if f.predicted {
+			wait, _ = c[i].Value(latency.TTFT50)
+		}
+		if hasPrompt(&c[i]) {
+			with = min(with, wait)
 		} else {
-			without = min(without, tokens)
+			without = min(without, wait)
 		}
 	}
 	if math.IsInf(with, 1) || with-without > f.maxMore {

@@ -3,7 +3,6 @@ package handler
 import (
 	"cmp"
 	"math"
-	"strconv"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -55,14 +54,10 @@ func (p *CostPDDecider) Build(b *epp.Builder) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	model := latency.NewModel(b.Clock())
-	if b.Keep != nil {
-		model = epp.Kept(b.Keep, "latency", func() *latency.Model { return model })
-	}
-	return &byCost{TTFTMs: p.TTFTMs, TPOTMs: p.TPOTMs, matcher: matcher, model: model}, nil
+	return &byCost{TTFTMs: p.TTFTMs, TPOTMs: p.TPOTMs, matcher: matcher, model: latency.Of(b)}, nil
 }
 
-// byCost is the epp.Comparer that goes by costs. It learns from outcomes and picks. Explanations show its exported fields.
+// byCost is the epp.Comparer that goes by costs. Explanations show its exported fields.
 type byCost struct {
 	TTFTMs  float64 `json:"ttftMs"`
 	TPOTMs  float64 `json:"tpotMs"`
@@ -76,19 +71,13 @@ func (d *byCost) Reads() epp.Matcher { return d.matcher }
 // Compares implements epp.Comparer.
 func (d *byCost) Compares() {}
 
-// Observe implements epp.Observer.
-func (d *byCost) Observe(o *epp.Outcome) { d.model.Observe(o) }
-
-// Picked implements epp.PickObserver.
-func (d *byCost) Picked(_ *epp.Round, _ []epp.Candidate, made *epp.Decision) { d.model.Sent(made) }
-
 // Decide implements epp.Decider.
 func (d *byCost) Decide(a *epp.Alternatives) epp.Ruling {
 	if len(a.Local) == 0 {
 		return epp.Ruling{Verdict: pd.Local, Reason: pd.LowerCost}
 	}
-	ttft := goal(a.Request, epp.HeaderTTFT, epp.HeaderTTFTOld, d.TTFTMs)
-	tpot := goal(a.Request, epp.HeaderTPOT, epp.HeaderTPOTOld, d.TPOTMs)
+	ttft := goal(a.Request.WantedTTFT(), d.TTFTMs)
+	tpot := goal(a.Request.WantedTPOT(), d.TPOTMs)
 	local := d.local(a, ttft, tpot)
 	if len(a.Remote) == 0 {
 		// No prefill endpoint is available, or all are full. Unless decode can do it in time, the scheduler goes by what is configured
@@ -148,13 +137,7 @@ func excess(takes, wanted time.Duration) float64 {
 	}
 }
 
-// goal returns the time that a client wants by a header, or else the usual one, in milliseconds.
-func goal(r *epp.Request, header, older string, usual float64) time.Duration {
-	wanted := usual
-	if sent := cmp.Or(r.Header(header), r.Header(older)); sent != "" {
-		if ms, err := strconv.ParseFloat(sent, 64); err == nil && ms > 0 && ms <= float64(longestGoal/time.Millisecond) {
-			wanted = ms
-		}
-	}
-	return time.Duration(wanted * float64(time.Millisecond))
+// goal returns what a client wants, or else the usual time, in milliseconds.
+func goal(wanted time.Duration, usual float64) time.Duration {
+	return cmp.Or(wanted, time.Duration(usual*float64(time.Millisecond)))
 }

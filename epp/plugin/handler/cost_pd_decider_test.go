@@ -52,8 +52,8 @@ func (p *pair) learn(local, remote, handoff time.Duration) {
 			}
 			sent := *d
 			sent.Tokens = 0
-			p.decider.Picked(nil, nil, &sent)
-			p.decider.Observe(&epp.Outcome{Decision: d, Phases: phases, Result: &pd.AnswerSummary{End: pd.EndDone, Completion: 101}})
+			p.decider.model.Sent(&sent)
+			p.decider.model.Observe(&epp.Outcome{Decision: d, Phases: phases, Result: &pd.AnswerSummary{End: pd.EndDone, Completion: 101}})
 		}
 	}
 }
@@ -63,7 +63,7 @@ func (p *pair) busy(answers, prompts int) {
 	p.decode.Load.Signals.Set(epp.Running, float64(answers))
 	row := epp.DecodeRow("decode")
 	for range 10 {
-		p.decider.Picked(nil, nil, &epp.Decision{Verdict: pd.Local, Tokens: prompts, Picks: []epp.StagePick{{Row: &row, Endpoints: []*epp.Endpoint{p.decode.Endpoint}}}})
+		p.decider.model.Sent(&epp.Decision{Verdict: pd.Local, Tokens: prompts, Picks: []epp.StagePick{{Row: &row, Endpoints: []*epp.Endpoint{p.decode.Endpoint}}}})
 	}
 }
 

@@ -1,0 +1,132 @@
+package latency
+
+import (
+	"math"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Signals of a prediction, in seconds: what half of the requests, and nine of ten, need at most if the endpoint computes the prompt; and the
+// distances of one of these from what the client wants, negative if it is more. Where the client wants nothing in particular, that is the
+// distance from 0.
+var (
+	TTFT50 = epp.Declare(epp.Declaration{Name: "predicted_ttft", Kind: epp.ComputedSignal, Unit: epp.Seconds})
+	TTFT90 = epp.Declare(epp.Declaration{Name: "predicted_ttft_p90", Kind: epp.ComputedSignal, Unit: epp.Seconds})
+	TPOT50 = epp.Declare(epp.Declaration{Name: "predicted_tpot", Kind: epp.ComputedSignal, Unit: epp.Seconds})
+	TPOT90 = epp.Declare(epp.Declaration{Name: "predicted_tpot_p90", Kind: epp.ComputedSignal, Unit: epp.Seconds})
+
+	TTFTHeadroom = epp.Declare(epp.Declaration{Name: "ttft_headroom", Kind: epp.ComputedSignal, Unit: epp.Seconds})
+	TPOTHeadroom = epp.Declare(epp.Declaration{Name: "tpot_headroom", Kind: epp.ComputedSignal, Unit: epp.Seconds})
+)
+
+// Fits reports whether a candidate is predicted to serve a request as its client wants, and whether there is a prediction. A time that the
+// client does not name may be any.
+func Fits(r *epp.Request, c *epp.Candidate) (fits, known bool) {
+	ttft, known := c.Value(TTFTHeadroom)
+	tpot, also := c.Value(TPOTHeadroom)
+	if !known || !also {
+		return false, false
+	}
+	return (ttft >= 0 || r.WantedTTFT() == 0) && (tpot >= 0 || r.WantedTPOT() == 0), true
+}
+
+// corrections of the fits, by what they are fits of.
+type corrections struct{ local, prefill, handoff, token correction }
+
+// prompt returns the correction of the times that an endpoint takes to compute prompts: one that decodes has answers to generate meanwhile.
+func (c *corrections) prompt(e *epp.Endpoint) *correction {
+	if e.Role.Has(pd.RoleDecode) {
+		return &c.local
+	}
+	return &c.prefill
+}
+
+// load is what a prediction for one endpoint goes by.
+type load struct {
+	tokens, cached int // of the prompt
+	answers        float64
+	context        float64 // tokens of the answers
+	ahead          int     // tokens of other prompts
+	place          place
+}
+
+func loadOf(l *epp.Load, sent epp.InFlight, tokens, cached int) load {
+	waiting, _ := l.Signals.Value(epp.Waiting)
+	own := max(0, tokens-cached)
+	x := load{tokens: tokens, cached: cached, answers: answersOf(l, sent), context: contextOf(l), ahead: sent.Tokens}
+	x.place = placeOf(waiting, usageOf(l), own, sent.Tokens, x.answers)
+	return x
+}
+
+// Predict returns how long an endpoint is expected to take until the first token of a request, and for each further one, if it gets it, and
+// computes the prompt, of whose tokens it has some cached. Of an endpoint that only computes prompts the first token is the one that it makes
+// for the hand-off.
+func (m *Model) Predict(now time.Time, c *epp.Candidate, tokens, cached int) epp.Expected {
+	all, one := m.whole.Load(), m.known(c.Endpoint)
+	curves := curves{prompt: all.prompt, token: all.token} // hand-offs are not asked for
+	if one != nil {
+		if own := one.curves.Load(); own != nil {
+			curves.prompt, curves.token = own.prompt.amid(&all.prompt, now), own.token.amid(&all.token, now)
+		}
+	}
+	x := loadOf(c.Load, c.InFlight, tokens, cached)
+	return epp.Expected{TTFT: m.ttft(&curves, c.Endpoint, &x), TPOT: m.tpot(&curves, one, now, &x, tokens-cached)}
+}
+
+func (m *Model) ttft(curves *curves, e *epp.Endpoint, x *load) epp.Quantiles {
+	terms := promptTerms(x.tokens-x.cached, x.cached, x.ahead, x.answers)
+	return m.corrections.prompt(e).quantiles(curves.prompt.w.dot(&terms), &x.place)
+}
+
+func (m *Model) tpot(curves *curves, one *engine, now time.Time, x *load, computed int) epp.Quantiles {
+	terms := tokenTerms(x.answers+1, x.context+float64(x.tokens))
+	return m.corrections.token.quantiles(curves.token.w.dot(&terms)/curves.left(one.perSecond(now, computed)), &x.place)
+}
+
+// Bounds of predicted times, in seconds: 0 is no prediction, and a page may report anything.
+const (
+	shortest = 1e-6
+	longest  = 1e6
+)
+
+func (c *correction) quantiles(seconds float64, at *place) epp.Quantiles {
+	seconds = max(shortest, min(seconds, longest))
+	half := seconds * c.factor(0, at)
+	return epp.Quantiles{P50: time.Duration(half * float64(time.Second)), P90: time.Duration(max(half, seconds*c.factor(1, at)) * float64(time.Second))}
+}
+
+// Expect returns what a decision is expected to bring, by what its pick saw. It is zero if the pick noted nothing.
+func (m *Model) Expect(now time.Time, d *epp.Decision) (expected epp.Expected) {
+	first := &d.Picks[0]
+	if first.Seen == nil {
+		return expected
+	}
+	decode := first.Endpoints[0]
+	curves, one := m.curvesAt(decode, now)
+	x := loadOf(&first.Seen.Load, first.Seen.InFlight, d.Tokens, d.Cached)
+	if d.Verdict == pd.Local {
+		return epp.Expected{TTFT: m.ttft(&curves, decode, &x), TPOT: m.tpot(&curves, one, now, &x, d.Tokens-d.Cached)}
+	}
+	for i := range d.Picks {
+		p := &d.Picks[i]
+		if !p.Row.Split || p.Seen == nil {
+			continue
+		}
+		from := p.Endpoints[0]
+		theirs, _ := m.curvesAt(from, now)
+		of := loadOf(&p.Seen.Load, p.Seen.InFlight, d.Tokens, p.Seen.Cached)
+		handoff := handoffTerms(d.Tokens-d.Cached, x.answers)
+		link := m.linkCurve(&curves, one, from, now)
+		expected.TTFT = after(m.ttft(&theirs, from, &of), m.corrections.handoff.quantiles(link.w.dot(&handoff), &x.place))
+		expected.TPOT = m.tpot(&curves, one, now, &x, 0)
+	}
+	return expected
+}
+
+// after returns the quantiles of the sum of two times that are independent: what is above their medians adds up as errors do.
+func after(a, b epp.Quantiles) epp.Quantiles {
+	half := a.P50 + b.P50
+	return epp.Quantiles{P50: half, P90: half + time.Duration(math.Hypot(float64(a.P90-a.P50), float64(b.P90-b.P50)))}
+}
