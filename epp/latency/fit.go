@@ -30,6 +30,8 @@ const (
 	// far is how many times an outcome may be what was expected, or a part of that; others are taken for this. A single request that
 	// waited for something that no term stands for, such as the first contact of two engines, must not move the weights far.
 	far = 3.0
+	// levelling is how many times as fast as weights the level of an engine is followed.
+	levelling = 5
 	// fade is the age of the latest outcome of an engine at which what is known of all engines counts as much for it. An engine that
 	// was slow gets requests again, and the model finds out whether it still is.
 	fade = 2 * time.Minute
@@ -40,12 +42,14 @@ const (
 // fit is the weights of the terms of one time, in seconds, fitted by least squares of relative errors. Old outcomes are forgotten, and
 // the weights return to the prior.
 type fit struct {
-	a   [terms][terms]float64 // sum of the products of terms
-	b   vector                // sum of the products of terms and times
-	n   float64               // outcomes, as far as they are not forgotten
-	off float64               // sum of the squares of relative errors
-	at  time.Time             // of the latest outcome
-	w   vector
+	a [terms][terms]float64 // sum of the products of terms
+	b vector                // sum of the products of terms and times
+	n float64               // outcomes, as far as they are not forgotten
+	// level is the logarithm of how many times as long requests are expected to take lately as a usual engine needs for them.
+	level float64
+	off   float64   // sum of the squares of relative errors
+	at    time.Time // of the latest outcome
+	w     vector
 }
 
 // prior is what the weights are taken to be before there are outcomes.
@@ -68,10 +72,19 @@ func (f *fit) learn(now time.Time, p *prior, x *vector, seconds float64) {
 	expected := max(least, f.w.dot(x))
 	seconds = min(max(seconds, expected/far), expected*far)
 	off := (seconds - expected) / expected
-	// Errors count in proportion to the size of the request, not to its time: else an engine that has become slow would be taken for
-	// fast until the last short time is forgotten.
-	size := max(least, p.usual.dot(x))
-	weight := 1 / (size * size)
+	// Errors count as shares of what was expected. As shares of what came, an engine that has become slow would be taken for fast until the
+	// last short time is forgotten. By the size of the request alone, the outcomes of an overloaded engine would count as if its times said
+	// as much about a token as those of an idle one; its prompts then look so expensive that all go to prefill, also where that is overloaded too.
+	weight := 1 / (expected * expected)
+	// What was learnt while the engine was faster, or slower, is taken for a share of what is expected now: otherwise the outcomes of a fast
+	// engine would outweigh those after it has become slow.
+	level := math.Log(expected / max(least, p.usual.dot(x)))
+	if f.n == 0 {
+		f.level = level
+	}
+	before := f.level
+	f.level += (1 - keep) * levelling * (level - f.level)
+	forget *= math.Exp(2 * min(0, before-f.level))
 	for i := range x {
 		for j := range x {
 			f.a[i][j] = f.a[i][j]*forget + weight*x[i]*x[j]
