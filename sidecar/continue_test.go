@@ -3,6 +3,7 @@ package sidecar
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"regexp"
@@ -234,4 +235,45 @@ func TestStreamGoesOnOnlyWhereAllowed(t *testing.T) {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	s.mustCount(t, 1, "tandem_continuations_total", "result", "no-engine")
+}
+
+// A stream leaves an engine that is to end, between two tokens, and the engine is free before the stream has ended.
+func TestStreamsAreEvacuated(t *testing.T) {
+	for name, c := range map[string]struct {
+		more map[string]any
+		free bool
+	}{
+		"can go on": {nil, true},
+		"cannot":    {map[string]any{"presence_penalty": 0.5}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			decode, other, plain := startSim(t, sim.Config{TimeScale: 20}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
+			if err := other.Faults.Add(fault.Fault{Leg: "decode", Fault: fault.Slow, Arg: fault.Forever, At: "20"}); err != nil {
+				t.Fatal(err)
+			}
+			s := startRig(t, addrOf(decode), goesOn)
+			ask := emojiAsk(pd.APICompletions, c.more)
+			resp := mustOpen(t, s.url+completionsPath, ask, pd.HeaderDestination, addrOf(decode)+","+addrOf(other))
+			first := readEvent(t, resp.Body)
+			s.Evacuate()
+			if c.free {
+				mustState(t, decode, "the stream to leave", free)
+				if open := s.open(); open != 0 {
+					t.Errorf("%v requests need the engine", open)
+				}
+			}
+			other.Faults.Clear()
+			rest, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := alike(t, post(t, plain.URL+completionsPath, ask).body)
+			if got := alike(t, first+string(rest)); got != want {
+				t.Error(difference(got, want))
+			}
+			if c.free {
+				s.mustCount(t, 1, "tandem_continuations_total", "cause", "left", "result", "ok")
+			}
+		})
+	}
 }

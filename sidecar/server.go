@@ -281,6 +281,12 @@ func (s *Server) Drain(ctx context.Context) {
 	s.life.drain(ctx)
 }
 
+// Evacuate has streams go on at other engines that can, those that run and those that come: the local engine is to end.
+func (s *Server) Evacuate() {
+	s.log.Info("streams leave the local engine")
+	s.legs().Evacuate()
+}
+
 // Close ends the watch and the warm-up, waits for running releases, and closes idle connections. Call it after Drain.
 func (s *Server) Close() {
 	s.life.close()
@@ -344,11 +350,17 @@ func (l *life) leave(x *handoff.Exchange) {
 	l.closeIfIdle()
 }
 
-// exchanges returns how many exchanges run.
+// exchanges returns how many exchanges run that need the local engine.
 func (l *life) exchanges() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.running)
+	n := 0
+	for x := range l.running {
+		if !x.Moved() {
+			n++
+		}
+	}
+	return n
 }
 
 // closeIfIdle closes idle if the sidecar drains and nothing runs. The caller holds mu.

@@ -266,6 +266,7 @@ func readiness(server *sidecar.Server, pods *podwatch.Watch) func() error {
 func admin(server *sidecar.Server) http.Handler {
 	mux := boot.Admin()
 	server.Recent().Register(mux)
+	mux.HandleFunc("POST /evacuate", func(http.ResponseWriter, *http.Request) { server.Evacuate() }) // 200, without a body
 	return mux
 }
 

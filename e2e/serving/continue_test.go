@@ -2,8 +2,11 @@ package serving
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -17,14 +20,14 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// testContinuation has the stream of a decode engine break off after every event of 60 tokens, and late in a longer one: another decode
-// engine goes on, and the client gets the bytes of an undisturbed stream.
+// testContinuation has the stream of a decode engine break off after every third event of 60 tokens, and late in a longer one: another decode
+// engine goes on, and the client reads the text of an undisturbed stream.
 func testContinuation(t *testing.T) {
 	p := engines.pair(t, engines.failing)
 	other := engines.recomputing.Address()
 	for name, c := range map[string]struct {
 		call   harness.Call
-		events []int // after which the stream breaks off; nil: after each
+		events []int // after which the stream breaks off; nil: after every third
 	}{
 		"completions":       {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 60}, nil},
 		"completions, 100":  {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 110}, []int{100}},
@@ -35,11 +38,11 @@ func testContinuation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c.call.Stream = true
 			body := string(withoutIDs(c.call.Body(p.Model)))
-			want := streamOf(t, "http://"+other, c.call.API, body)
-			total := strings.Count(want, "data: ")
+			undisturbed := streamOf(t, "http://"+other, c.call.API, body)
+			want, total := read(t, undisturbed), strings.Count(undisturbed, "data: ")
 			if c.events == nil {
-				for at := range total - 1 {
-					c.events = append(c.events, at+1)
+				for at := 1; at < total; at += 3 { // sidecar.TestStreamGoesOnAtEveryToken tries each
+					c.events = append(c.events, at)
 				}
 			}
 			cut := newCutter(t, p.Decode.Addr)
@@ -49,9 +52,9 @@ func testContinuation(t *testing.T) {
 				if c.call.API == pd.APIChat && at == 1 {
 					continue // before the first token nothing has gone to the client
 				}
-				got := streamOf(t, "http://"+s.Addr("http"), c.call.API, body, pd.HeaderPrefill, p.Prefill.Addr, pd.HeaderDestination, cut.addr+","+other)
+				got := read(t, streamOf(t, "http://"+s.Addr("http"), c.call.API, body, pd.HeaderPrefill, p.Prefill.Addr, pd.HeaderDestination, cut.addr+","+other))
 				if got != want {
-					t.Errorf("broken off after %d of %d events:\n%s\nwant\n%s", at, total, got, want)
+					t.Errorf("broken off after %d of %d events:\n%+v\nwant\n%+v", at, total, got, want)
 				}
 			}
 		})
@@ -64,7 +67,7 @@ func testContinuation(t *testing.T) {
 func testKilledStream(t *testing.T, p *harness.Pair, other string) {
 	call := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 1000, Stream: true}
 	body := string(withoutIDs(call.Body(p.Model)))
-	want := streamOf(t, "http://"+other, call.API, body)
+	want := read(t, streamOf(t, "http://"+other, call.API, body))
 	s := harness.StartSidecar(t, p.Decode.Addr, "--continue-times=1")
 	resp := openStream(t, "http://"+s.Addr("http"), call.API, body, pd.HeaderPrefill, p.Prefill.Addr, pd.HeaderDestination, p.Decode.Addr+","+other)
 	head := make([]byte, 2000)
@@ -76,8 +79,8 @@ func testKilledStream(t *testing.T, p *harness.Pair, other string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := anonymous(t, string(head)+string(rest)); got != want {
-		t.Errorf("%s\nwant\n%s", got, want)
+	if got := read(t, string(head)+string(rest)); got != want {
+		t.Errorf("%+v\nwant\n%+v", got, want)
 	}
 	if moved := resp.Trailer.Get(pd.HeaderContinued); moved != "1" {
 		t.Errorf("moved %q times", moved)
@@ -94,16 +97,14 @@ func withoutIDs(body []byte) []byte {
 	return bytes.ReplaceAll(idsMember.ReplaceAll(body, nil), []byte(",}"), []byte("}"))
 }
 
-var answersOwn = regexp.MustCompile(`"id":"[^"]*","object":"([^"]*)","created":\d+`)
-
-// streamOf returns a stream, without the id and the time that it has of its own.
+// streamOf returns a stream.
 func streamOf(t *testing.T, url string, api pd.API, body string, header ...string) string {
 	t.Helper()
 	got, err := io.ReadAll(openStream(t, url, api, body, header...).Body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return anonymous(t, string(got))
+	return string(got)
 }
 
 // openStream sends a request.
@@ -129,17 +130,59 @@ func openStream(t *testing.T, url string, api pd.API, body string, header ...str
 	return resp
 }
 
-// anonymous returns a stream without the id and the time that it has of its own.
-func anonymous(t *testing.T, stream string) string {
+// said is what a client reads in a stream. How many tokens one event has depends on how busy the engine was.
+type said struct {
+	text, finish             string
+	answers                  int // ids, times and objects, of which one stream has one each
+	prompt, completion, done int
+	lastOffset               int // of log probabilities
+}
+
+// read reads a stream.
+func read(t *testing.T, stream string) (s said) {
 	t.Helper()
 	own := map[string]bool{}
-	for _, one := range answersOwn.FindAllString(stream, -1) {
-		own[one] = true
+	for _, event := range strings.Split(stream, "\n\n") {
+		data, ok := strings.CutPrefix(event, "data: ")
+		if data == "[DONE]" {
+			s.done++
+		}
+		if !ok || data == "[DONE]" {
+			continue
+		}
+		var e struct {
+			ID, Object string
+			Created    int
+			Choices    []struct {
+				Text         string
+				Delta        struct{ Content string }
+				FinishReason string `json:"finish_reason"`
+				Logprobs     *struct {
+					TextOffset []int `json:"text_offset"`
+				}
+			}
+			Usage *struct {
+				Prompt     int `json:"prompt_tokens"`
+				Completion int `json:"completion_tokens"`
+			}
+		}
+		if err := json.Unmarshal([]byte(data), &e); err != nil {
+			t.Fatalf("%v in %s", err, data)
+		}
+		own[fmt.Sprint(e.ID, e.Object, e.Created)] = true
+		for _, c := range e.Choices {
+			s.text += c.Text + c.Delta.Content
+			s.finish += c.FinishReason
+			if c.Logprobs != nil {
+				s.lastOffset = c.Logprobs.TextOffset[len(c.Logprobs.TextOffset)-1]
+			}
+		}
+		if e.Usage != nil {
+			s.prompt, s.completion = e.Usage.Prompt, e.Usage.Completion
+		}
 	}
-	if len(own) != 1 {
-		t.Errorf("one stream with %d ids, times or objects", len(own))
-	}
-	return answersOwn.ReplaceAllString(stream, `"object":"$1"`)
+	s.answers = len(own)
+	return s
 }
 
 // cutter stands before an engine and breaks each stream off after some events, as the end of the engine does.
@@ -152,7 +195,7 @@ func newCutter(t *testing.T, engine string) *cutter {
 	t.Helper()
 	c := &cutter{}
 	to := &url.URL{Scheme: "http", Host: engine}
-	front := httptest.NewServer(&httputil.ReverseProxy{FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) },
+	front := httptest.NewServer(&httputil.ReverseProxy{FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0), Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) },
 		ModifyResponse: func(resp *http.Response) error {
 			if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
 				resp.Body = &cutBody{ReadCloser: resp.Body, left: int(c.after.Load())}

@@ -34,6 +34,9 @@ func (s *Stream) End() []byte {
 	return nil
 }
 
+// Ended reports whether the finish reason was sent: what lacks comes at once.
+func (s *Stream) Ended() bool { return s.finished }
+
 // NeedsModelLength reports whether Leg needs the model's length. A completion without a limit would end after 16 tokens.
 func (s *Stream) NeedsModelLength() bool { return s.of.limit < 0 && !s.finished }
 

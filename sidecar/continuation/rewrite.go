@@ -157,8 +157,11 @@ func (s *Stream) chatChoice(data []byte) []byte {
 		return null
 	}
 	finish := or(eFinish)
-	out := append(append([]byte(`{"index":`), or(eIndex)...), `,"delta":{"content":`...)
-	out = append(append(append(out, or(eText)...), `},"logprobs":null,"finish_reason":`...), finish...)
+	out := append(append([]byte(`{"index":`), or(eIndex)...), `,"delta":{`...)
+	if text := or(eText); !s.sparse || string(text) != `""` {
+		out = append(append(out, `"content":`...), text...)
+	}
+	out = append(append(out, `},"logprobs":null,"finish_reason":`...), finish...)
 	if !bytes.Equal(finish, null) {
 		out = append(append(out, `,"stop_reason":`...), or(eStop)...)
 	}

@@ -33,7 +33,8 @@ type Stream struct {
 
 	id, created []byte // of the first engine's answer
 	scored      []byte // the data of the last event that was sent, if the client asked for log probabilities
-	plain       bool   // an event of chat had content, so the engine parses no text
+	plain       bool   // an event of chat had content, so what follows is content too
+	sparse      bool   // events of chat without text have no delta
 	finished    bool   // the finish reason was sent
 	counted     bool   // the event with the usage was sent
 	out         []byte // of Event
@@ -80,6 +81,7 @@ var (
 	promptMark  = []byte(`"prompt_token_ids":[`)
 	textMark    = []byte(`"text":"`)
 	emptyText   = []byte(`"text":""`)
+	noDelta     = []byte(`"delta":{}`)
 	emptyDelta  = []byte(`"delta":{"content":""}`)
 	contentMark = []byte(`"delta":{"content":"`)
 	roleMark    = []byte(`"delta":{"role":`)
@@ -160,11 +162,14 @@ func (s *Stream) keep(data []byte) body.Event {
 	return s.release(s.event(data, cuts))
 }
 
-// hold keeps an event back whose text is not complete.
+// hold keeps an event back whose text is not complete. An engine that parses the text of chat sends one without a delta only because it
+// was asked for ids: the client does not get it, unless it has asked for them too.
 func (s *Stream) hold(ids, data []byte, cuts cutList) {
 	s.heldIDs = append(append(s.heldIDs, ','), ids...)
 	s.heldN += int64(bytes.Count(ids, comma)) + 1
-	s.held = s.appendEvent(s.held, data, cuts)
+	if s.of.wants || !bytes.Contains(data, noDelta) {
+		s.held = s.appendEvent(s.held, data, cuts)
+	}
 }
 
 // withoutIDs takes an event without ids: it opens the stream, or has the usage, or ends it. Any other may have text whose ids are not
@@ -186,6 +191,9 @@ func (s *Stream) text(data []byte) bool {
 	switch {
 	case bytes.Contains(data, contentMark):
 		s.plain = true
+	case bytes.Contains(data, noDelta): // an engine that may parse has parsed no text
+		s.sparse = true
+		return s.finished
 	case !s.finished:
 		s.giveUp(Parsed)
 		return true

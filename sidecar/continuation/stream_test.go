@@ -219,12 +219,35 @@ func TestOtherEvents(t *testing.T) {
 func TestChatThatIsParsed(t *testing.T) {
 	const form = `data: {"id":"c","created":1,"choices":[{"index":0,"delta":%s,"logprobs":null,"finish_reason":null,"token_ids":[4]}]}` + "\n\n"
 	const role = `data: {"id":"c","created":1,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"prompt_token_ids":[1]}` + "\n\n"
-	for delta, want := range map[string]Refusal{`{"content":"x"}`: "", `{"content":""}`: "", `{"reasoning":"x"}`: Parsed, `{"tool_calls":[]}`: Parsed, `{}`: Parsed} {
+	for delta, want := range map[string]Refusal{`{"content":"x"}`: "", `{"content":""}`: "", `{"reasoning":"x"}`: Parsed, `{"tool_calls":[]}`: Parsed, `{}`: Parsed, `{"role":"x"}`: Parsed} {
 		s := start(t, pd.APIChat, `{"messages":[],"stream":true,"max_tokens":5}`, 1<<20)
 		feed(t, s, role, fmt.Sprintf(form, delta))
 		if got := s.Refusal(); got != want {
 			t.Errorf("%s: %q, want %q", delta, got, want)
 		}
+	}
+}
+
+// An engine that may parse the text sends events without a delta only to one that has asked for ids.
+func TestChatWithoutDelta(t *testing.T) {
+	const form = `data: {"id":"c","object":"chat.completion.chunk","created":1,"choices":[{"index":0,"delta":%s,"logprobs":null,"finish_reason":null,"token_ids":%s}]}` + "\n\n"
+	const role = `data: {"id":"c","object":"chat.completion.chunk","created":1,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"prompt_token_ids":%s}` + "\n\n"
+	s := start(t, pd.APIChat, `{"messages":[],"stream":true,"max_tokens":9}`, 1<<20)
+	got := feed(t, s, fmt.Sprintf(role, "[1]"), fmt.Sprintf(form, `{}`, "[4]"), fmt.Sprintf(form, `{"content":"a"}`, "[5]"), fmt.Sprintf(form, `{}`, "[6]"))
+	want := fmt.Sprintf(role, "null") + fmt.Sprintf(form, `{"content":"a"}`, "null")
+	if got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	if why := s.Refusal(); why != "" {
+		t.Error(why)
+	}
+	if leg := string(bytes.Join(s.Leg(0).Segments, nil)); !strings.HasPrefix(leg, `{"prompt":[1,4,5],"max_tokens":7,`) {
+		t.Error(leg)
+	}
+	s.Moved()
+	next := strings.ReplaceAll(event("", "null", "[1,4,5]", "[6]")+event("b", "null", "null", "[7]"), `"model":"m",`, "")
+	if got, want := feed(t, s, next), fmt.Sprintf(form, `{"content":"b"}`, "null"); got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
 	}
 }
 

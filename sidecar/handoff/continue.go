@@ -39,6 +39,8 @@ type ongoing struct {
 	x      *Exchange
 	answer *relay.Answer // of the engine that goes on; nil: of none
 	close  func()        // ends the leg to it
+	leave  func()        // ends the leg of the local engine
+	tried  bool          // to leave it
 }
 
 // mayGoOn prepares a leg of the local engine whose stream may go on elsewhere, if the request allows that, and returns its body.
@@ -89,6 +91,20 @@ func withMember(l request.Payload, member []byte) request.Payload {
 	return l
 }
 
+// Evacuate has the streams of all ranks' exchanges go on elsewhere that can, those that run and those that come.
+func (legs *Legs) Evacuate() { legs.evacuating.Store(true) }
+
+// Moved reports whether another engine has gone on with the answer, so that the local one is not needed for it. It may be called from
+// any goroutine.
+func (x *Exchange) Moved() bool { return x.moved.Load() }
+
+// leaves says how the leg of the local engine is ended when another one has gone on.
+func (o *ongoing) leaves(end func()) {
+	if o != nil {
+		o.leave = end
+	}
+}
+
 // opens returns what tells events that engines send before a stream's first token.
 func (o *ongoing) opens() func(body.Event) bool {
 	if o == nil {
@@ -127,6 +143,7 @@ const (
 	causeNone   = "none"   // the engine lives: the request is not one that could go on
 	causeBroken = "broken" // the connection broke, or the stream ended early
 	causeError  = "error"  // the engine sent an error event
+	causeLeft   = "left"   // the engine lives, and is to end
 )
 
 // GoOn implements relay.Continuation. It tries the other decode pods that the picker has named, then the prefill candidates.
@@ -145,6 +162,23 @@ func (o *ongoing) GoOn(cause error) *relay.Answer {
 	x.legs.Metrics.Continued.WithLabelValues(causeOf(cause), result).Inc()
 	x.legs.warnings.Warn("stream broke off", "request_id", x.ID, "cause", cause, "continued", result)
 	if result != wentOn {
+		return nil
+	}
+	return o.answer
+}
+
+// Leave implements relay.Continuation. A stream that cannot go on elsewhere stays. The ids of an event with several of them may end
+// within a character: the stream then leaves after the next event.
+func (o *ongoing) Leave() *relay.Answer {
+	x := o.x
+	if !x.legs.evacuating.Load() || o.tried || o.Moves() > 0 || o.Several() || o.Refusal() != "" || o.Ended() {
+		return nil
+	}
+	o.tried = true
+	result := o.tryOthers()
+	x.legs.Metrics.Continued.WithLabelValues(causeLeft, result).Inc()
+	if result != wentOn {
+		x.legs.warnings.Warn("stream stays at an engine that is to end", "request_id", x.ID, "result", result)
 		return nil
 	}
 	return o.answer
@@ -182,6 +216,10 @@ func (o *ongoing) tryOthers() string {
 		err := o.goOnAt(t)
 		if err == nil {
 			o.Moved()
+			x.moved.Store(true)
+			if o.leave != nil {
+				o.leave()
+			}
 			return wentOn
 		}
 		if x.Context.Err() != nil {

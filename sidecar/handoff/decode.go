@@ -20,6 +20,9 @@ import (
 // errSilent is the cause of a leg that was cancelled because its first event did not come.
 var errSilent = errors.New("decode sent no event before the deadline")
 
+// errLeft is the cause of a leg that was cancelled because another engine has gone on.
+var errLeft = errors.New("another engine has gone on with the stream")
+
 // runDecode sends the decode leg and relays its answer. With reason "" the answer is under way or complete. Another reason
 // says that nothing has gone to the client and the request should be prefilled locally. The error is final.
 func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) {
@@ -57,6 +60,7 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 		return "", fmt.Errorf("making the decode leg: %w", err)
 	}
 	g.stream = req.Stream()
+	x.ongoing.leaves(func() { g.cancel(errLeft) })
 	v := x.legs.watchLocal(l.Length, g.cancel)
 	defer v.over(false)
 	from := x.watchSource(g)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -40,6 +41,7 @@ type Exchange struct {
 	record     *Record          // nil: none is kept
 	releaseWay string           // of the hand-off
 	ongoing    *ongoing         // nil: the answer does not go on elsewhere
+	moved      atomic.Bool      // another engine has gone on with the answer
 }
 
 // State is how far an exchange has come.

@@ -110,6 +110,8 @@ type shared struct {
 	// protocols knows the engines that speak another protocol.
 	protocols *protocolList
 
+	evacuating atomic.Bool // streams leave the local engine
+
 	open      context.Context // ends with Wait
 	close     context.CancelFunc
 	releasing atomic.Int64   // hand-offs that are being released

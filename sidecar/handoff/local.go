@@ -77,6 +77,7 @@ func (x *Exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 	defer func() { x.endLegSpan(span, status, err) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	x.ongoing.leaves(func() { cancel(errLeft) })
 	x.state = decoding
 	sent := time.Now()
 	x.Clock.Enter(pd.PhaseFirst, sent)

@@ -23,7 +23,11 @@ func (c *Client) relayStream(resp *http.Response, a *Answer) error {
 		c.sendHeaders(resp, true)
 	}
 	for {
-		passed, err := p.passAll(a)
+		next, passed, err := p.passAll(a)
+		if next != nil {
+			a, p.events = next, body.Events{Limit: MaxEvent}
+			continue
+		}
 		if next := c.goOn(p, passed, err); next != nil {
 			a, p.events = next, body.Events{Limit: MaxEvent}
 			continue
@@ -35,28 +39,34 @@ func (c *Client) relayStream(resp *http.Response, a *Answer) error {
 	}
 }
 
-// passAll passes on what comes, until an error: of the answer if passed is true, else of an event or of the client.
-func (p *eventPipe) passAll(a *Answer) (passed bool, err error) {
+// passAll passes on what comes, until the stream goes on with another answer, or an error: of the answer if passed is true, else of an
+// event or of the client.
+func (p *eventPipe) passAll(a *Answer) (next *Answer, passed bool, err error) {
 	if a.first != nil {
 		first := a.first
 		a.first = nil
 		if err := p.pass(first, time.Now()); err != nil {
-			return false, err
+			return nil, false, err
 		}
 	}
 	for {
 		chunk, err := a.Peek()
 		if err != nil {
-			return true, err
+			return nil, true, err
 		}
 		now := time.Now()
 		if err := p.pass(chunk, now); err != nil {
-			return false, err
+			return nil, false, err
 		}
 		if !p.opening {
 			p.c.Clock.Enter(pd.PhaseDecode, now)
 		}
 		a.Skip()
+		if p.c.Elsewhere != nil && !p.done {
+			if next := p.c.Elsewhere.Leave(); next != nil {
+				return next, false, nil
+			}
+		}
 	}
 }
 
@@ -69,6 +79,8 @@ type Continuation interface {
 	Held() []byte
 	// GoOn returns the answer with which a stream goes on that broke off because of cause; nil if it ends. The relay does not free it.
 	GoOn(cause error) *Answer
+	// Leave returns the answer with which the stream goes on although its engine lives, because that is to end; nil: it stays for now.
+	Leave() *Answer
 	// Moves returns how often the stream has gone on.
 	Moves() int
 }

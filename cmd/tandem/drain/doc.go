@@ -8,6 +8,7 @@
 //
 // With --install it only copies its own program to a folder that containers without the program share.
 //
-// It ends nothing and takes no pod out of rotation, with one exception: it makes an Envoy fail its health checks and ask its
-// clients to reconnect elsewhere, because no other component does that.
+// It ends nothing and takes no pod out of rotation, with two exceptions: it has the streams of a sidecar go on at other engines, if it
+// is told to, and it makes an Envoy fail its health checks and ask its clients to reconnect elsewhere, because no other component does
+// that.
 package drain

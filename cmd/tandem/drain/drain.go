@@ -27,6 +27,7 @@ type waitFlags struct {
 	Engine   string `flag:"engine" arg:"[https://]HOST:PORT" help:"engine: wait until it has no running or waiting request"`
 	Handoffs bool   `flag:"handoffs" help:"also wait until decode engines have pulled all hand-offs of the engine: its KV cache usage is 0"`
 	Sidecar  string `flag:"sidecar" arg:"HOST:PORT" help:"metrics port of a sidecar: wait until it has no request in flight"`
+	Evacuate string `flag:"evacuate" arg:"HOST:PORT" help:"admin port of a sidecar: have its streams go on at other engines, those that can; they are then no work of --sidecar and --engine any more"`
 	Envoy    string `flag:"envoy" arg:"HOST:PORT" help:"admin port of an Envoy: make it fail its health checks and ask clients to reconnect, and wait until it has no request"`
 }
 
@@ -45,12 +46,16 @@ func (s *settings) Validate(p *boot.Problems) {
 	waits := s.Wait.Engine != "" || s.Wait.Sidecar != "" || s.Wait.Envoy != ""
 	p.Require(!waits || s.Install.Dir == "", "install", "cannot be combined with parts to wait for: it is for another container")
 	p.Require(waits || s.Install.Dir != "", "engine", "nothing to wait for: set an engine, a sidecar or an Envoy (--engine, --sidecar, --envoy)")
+	p.Require(s.Wait.Evacuate == "" || s.Wait.Sidecar != "", "evacuate", "needs the metrics port of the same sidecar, to see when its streams have left (--sidecar)")
 	p.Require(!s.Wait.Handoffs || s.Wait.Engine != "", "handoffs", "needs the engine that holds them (--engine)")
 	if s.Wait.Engine != "" {
 		p.RequireAddress("engine", strings.TrimPrefix(s.Wait.Engine, "https://"))
 	}
 	if s.Wait.Sidecar != "" {
 		p.RequireAddress("sidecar", s.Wait.Sidecar)
+	}
+	if s.Wait.Evacuate != "" {
+		p.RequireAddress("evacuate", s.Wait.Evacuate)
 	}
 	if s.Wait.Envoy != "" {
 		p.RequireAddress("envoy", s.Wait.Envoy)

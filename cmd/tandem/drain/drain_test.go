@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -78,6 +79,37 @@ func (d *running) mustEnd(t *testing.T, code int, said string) {
 	if got := <-d.ended; got != code || !strings.Contains(d.err.String(), said) {
 		t.Errorf("exit %d, want %d: %s", got, code, d.err.String())
 	}
+}
+
+// The streams of a sidecar leave before drain looks whether any are left.
+func TestEvacuate(t *testing.T) {
+	var asked atomic.Int64
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /evacuate", func(http.ResponseWriter, *http.Request) { asked.Add(1) })
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		open := 1 - min(asked.Load(), 1)
+		fmt.Fprintf(w, "# TYPE tandem_open_requests gauge\ntandem_open_requests %d\n", open)
+	})
+	part := httptest.NewServer(mux)
+	defer part.Close()
+	addr := strings.TrimPrefix(part.URL, "http://")
+	drain(t, "--sidecar="+addr, "--evacuate="+addr).mustEnd(t, 0, "")
+	if asked.Load() != 1 {
+		t.Errorf("asked %d times", asked.Load())
+	}
+	d := drain(t, "--sidecar="+addr, "--evacuate=127.0.0.1:1") // the sidecar has ended
+	d.mustEnd(t, 0, "")
+	d = drain(t, "--sidecar="+addr, "--evacuate="+strings.TrimPrefix(newEmptyServer(t), "http://"))
+	d.mustSay(t, "cannot be drained: ")
+	d.mustEnd(t, 0, "")
+}
+
+// newEmptyServer serves nothing, as the metrics port of a sidecar does at this path.
+func newEmptyServer(t *testing.T) string {
+	t.Helper()
+	s := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(s.Close)
+	return s.URL
 }
 
 func startSim(t *testing.T, cfg sim.Config) *server.Server {

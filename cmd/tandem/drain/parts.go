@@ -35,15 +35,36 @@ func (f *waitFlags) parts(client *http.Client) (parts []part) {
 		}})
 	}
 	if f.Sidecar != "" {
-		parts = append(parts, part{name: "sidecar", left: func(ctx context.Context) (string, error) {
+		p := part{name: "sidecar", left: func(ctx context.Context) (string, error) {
 			return sidecarLeft(ctx, client, "http://"+f.Sidecar+"/metrics")
-		}})
+		}}
+		if f.Evacuate != "" {
+			p.begin = func(ctx context.Context) error { return evacuate(ctx, client, "http://"+f.Evacuate+"/evacuate") }
+		}
+		parts = append(parts, p)
 	}
 	if f.Envoy != "" {
 		e := proxy{client, "http://" + f.Envoy}
 		parts = append(parts, part{"envoy", e.begin, e.left})
 	}
 	return parts
+}
+
+// evacuate has the streams of a sidecar leave its engine.
+func evacuate(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s: is it the admin port of a sidecar?", url, resp.Status)
+	}
+	return nil
 }
 
 // gone reports whether the part refuses connections: it has ended or never ran, so there is nothing to wait for.
