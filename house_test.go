@@ -135,6 +135,7 @@ var importRules = []importRule{
 	{"epp/kvfeed", []string{"epp", "epp/kvevents", "epp/kvindex", "epp/prefix", "pd…", "transfer…"}, anything},
 	{"epp/config", []string{"epp", "epp/flow", "pd…", "transfer"}, anything},
 	{"epp/shadow", []string{"epp", "epp/latency", "epp/sched", "pd…"}, anything},
+	{"epp/replica", []string{"epp"}, anything},
 	{"epp/setup", []string{"epp", "epp/config", "epp/flow", "epp/sched", "pd…"}, anything},
 	{"epp…", []string{"epp", "pd…", "transfer"}, anything},
 	{"replay/engine", nil, nil},

@@ -14,7 +14,7 @@ const (
 	MembersChanged Changes = 1 << iota // endpoints joined, left, or became new versions
 	LoadsChanged                       // metrics pages were read
 	HealthChanged                      // endpoints became unreachable, or reachable again
-	InFlightFell                       // requests of this picker ended, or their prompts are computed: there is capacity
+	InFlightFell                       // requests ended, or their prompts are computed: there is capacity
 )
 
 // Publisher notifies subscribers of changes. Publish never waits: changes that a slow subscriber has not taken yet are merged

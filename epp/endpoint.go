@@ -105,7 +105,7 @@ type Load struct {
 	At          time.Time // when the page was read; zero = never
 	Unreachable bool      // the endpoint accepted no connection, or hung, when its page was last asked for; the other fields are of an earlier one
 	Mode        EngineMode
-	Sent        InFlight // load of this picker that was in flight when the page was requested
+	Sent        InFlight // load that was in flight when the page was requested
 	Batch       float64  // requests that the engine is known to run at once: see LearnBatch
 	Signals     Values   // of every PageSignal that the page had
 	Cache       CacheInfo

@@ -29,7 +29,7 @@ func (l *Load) spare() float64 {
 	return max(0, l.Batch-running)
 }
 
-// Unseen returns how many requests of this picker are in flight that the endpoint's page does not show: those sent since it was
+// Unseen returns how many requests are in flight that the endpoint's page does not show: those sent since it was
 // read, and those that had not reached the engine by then, such as requests whose prompt another pod computes. It is negative if
 // more have ended since.
 func (c *Candidate) Unseen() float64 {

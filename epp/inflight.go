@@ -2,7 +2,7 @@ package epp
 
 import "sync/atomic"
 
-// InFlight is the load that this picker has sent to an endpoint and that has not ended.
+// InFlight is the load that was sent to an endpoint and has not ended.
 type InFlight struct {
 	Requests int
 	Tokens   int // prompt tokens still to be computed, as estimated at the pick
@@ -35,7 +35,8 @@ type meter struct {
 	// They are set before the endpoint is used, or never.
 	fell   *Publisher
 	turned chan<- struct{}
-	_      [32]byte
+	others atomic.Uint64 // the part of count that is of other pickers
+	_      [24]byte
 }
 
 // add adds a charge, or a negative one, to the count.
@@ -76,10 +77,40 @@ func (m *meter) turn() {
 	}
 }
 
-// InFlight returns the endpoint's load in flight now.
-func (e *Endpoint) InFlight() InFlight {
-	w := word(e.inFlight.count.Load())
+// inFlight is the reverse of InFlight.word.
+func (w word) inFlight() InFlight {
 	return InFlight{Requests: w.requests(), Tokens: int(w & (1<<tokenBits - 1))}
+}
+
+// InFlight returns the endpoint's load in flight now: of this picker, and of its replicas as far as they tell it.
+func (e *Endpoint) InFlight() InFlight { return word(e.inFlight.count.Load()).inFlight() }
+
+// Own returns the part of InFlight that this picker has sent.
+func (e *Endpoint) Own() InFlight {
+	for {
+		others := e.inFlight.others.Load()
+		count := e.inFlight.count.Load()
+		// While ChargeOthers changes both, others has a value that is not taken.
+		if others&changing == 0 && e.inFlight.others.Load() == others {
+			return (word(count) - word(others)).inFlight()
+		}
+	}
+}
+
+// changing is a bit of meter.others, above all that requests fill: the count does not yet have what others has.
+const changing = 1 << 63
+
+// ChargeOthers has another load of another picker count, in place of the one that counted for it before. It must not be called at the
+// same time for one endpoint.
+func (e *Endpoint) ChargeOthers(before, now InFlight) {
+	change := now.word() - before.word()
+	if change == 0 {
+		return
+	}
+	others := e.inFlight.others.Load()
+	e.inFlight.others.Store(others | changing)
+	e.inFlight.add(change)
+	e.inFlight.others.Store(others + uint64(change))
 }
 
 // Watch has all versions of the endpoint publish InFlightFell, and turned, which holds one value, get one as Arm says. Both

@@ -11,7 +11,7 @@ type Candidate struct {
 	*Endpoint
 	Load     *Load    // never nil; where producers are configured, a copy for this request, with what they computed
 	Trust    float64  // how far to trust Load, 0..1: see Load.Trust
-	InFlight InFlight // requests of this picker
+	InFlight InFlight // requests of this picker and of its replicas
 	Cached   int      // tokens of this prompt's beginning in its prefix cache, by the first Matcher; 0 without one
 }
 

@@ -21,6 +21,7 @@ func (p *picker) admin() http.Handler {
 	mux.HandleFunc("GET /debug/endpoints", p.debugEndpoints)
 	mux.HandleFunc("GET /debug/config", p.debugConfig)
 	mux.HandleFunc("GET /debug/queues", p.debugQueues)
+	mux.HandleFunc("GET /debug/replicas", p.debugReplicas)
 	mux.HandleFunc("GET /debug/prefix", p.debugPrefix)
 	mux.HandleFunc("POST /debug/prefix", p.debugPrompt)
 	mux.HandleFunc("GET /debug/shadow", p.debugShadow)

@@ -24,6 +24,7 @@ type settings struct {
 	Endpoints endpoints `group:"Endpoints"`
 	Picking   picking   `group:"Picking"`
 	Metrics   scrapes   `group:"Engine metrics"`
+	Share     share     `group:"Other replicas of the picker"`
 	Tell      tell      `group:"What is told about requests"`
 	Log       boot.Log  `group:"Log"`
 	Foreign   foreign   `group:"Known from llm-d"`
@@ -90,7 +91,7 @@ type foreign struct {
 	_ struct{} `flag:"model-server-metrics-path" refused:"give path to the plugin metrics-data-source"`
 	_ struct{} `flag:"model-server-metrics-port" refused:"give port to the plugin metrics-data-source"`
 	_ struct{} `flag:"model-server-metrics-https-insecure-skip-verify" refused:"give insecureSkipVerify to the plugin metrics-data-source"`
-	_ bool     `flag:"ha-enable-leader-election" ignored:"all replicas serve at once, each with its own view of load and prefix caches"`
+	_ bool     `flag:"ha-enable-leader-election" ignored:"all replicas serve at once; --share-with has them count each other's load"`
 	_ bool     `flag:"health-checking" ignored:"the ext-proc port always answers the gRPC health service, as the health port does"`
 	_ bool     `flag:"enable-cert-reload" ignored:"certificates are always read again"`
 	_ bool     `flag:"enable-pprof" ignored:"profiles are on the admin port"`
@@ -148,6 +149,7 @@ func (c *settings) Validate(p *boot.Problems) {
 	c.validateFiles(p)
 	c.validateShadow(p)
 	c.Listen.validateTLS(p)
+	c.Share.validate(p)
 }
 
 func (l listen) validateTLS(p *boot.Problems) {

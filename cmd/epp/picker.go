@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/epp/pool/page"
 	"github.com/tandem-serving/tandem/epp/read"
+	"github.com/tandem-serving/tandem/epp/replica"
 	"github.com/tandem-serving/tandem/epp/sched"
 	"github.com/tandem-serving/tandem/epp/setup"
 )
@@ -40,6 +41,7 @@ type picker struct {
 	file      pool.File   // source of the endpoints without a watch
 	rules     *rules
 	requests  requests
+	exchange  *replica.Exchange // nil: loads are not exchanged with other replicas
 	capture   *capture.Recorder // nil: nothing is captured
 	hashes    *read.Secret      // of prompts; nil: one of the process
 	current   atomic.Pointer[use]
@@ -79,6 +81,12 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	}
 	p.sched = sched.New(snapshots, epp.SystemClock)
 	p.queue = newQueue(p.pool, name, registry)
+	if p.exchange, err = cfg.Share.exchange(p.pool, log); err != nil {
+		return nil, err
+	}
+	if p.exchange != nil {
+		registry.MustRegister(p.exchange)
+	}
 	if err := p.findPool(env, registry); err != nil {
 		return nil, err
 	}
@@ -233,6 +241,9 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	if p.capture != nil {
 		p.capture.Use(capture.Setup{Config: string(c.YAML()), Digest: c.Digest(), Seed: pipeline.Seed(), BlockTokens: capture.BlockTokens(p.sched.Needs())})
 	}
+	if p.exchange != nil {
+		p.exchange.SetInterval(b.SyncInterval)
+	}
 	p.lifecycle.use(b)
 	p.current.Store(&use{c, b})
 	if err := p.keep.Settle(); err != nil {
@@ -301,6 +312,9 @@ func (p *picker) run(ctx context.Context) error {
 		following.Go(func() { p.capture.Run(ctx) })
 	}
 	following.Go(func() { p.queue.follow(ctx) })
+	if p.exchange != nil {
+		following.Go(func() { p.exchange.Run(ctx) })
+	}
 	following.Go(func() { p.lifecycle.follow(ctx, p.pool) })
 	var shadows error
 	if p.beside != nil {

@@ -21,18 +21,18 @@ import (
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
-// replica is a picker in a process of its own, so that it can be killed.
-type replica struct {
+// killable is a picker in a process of its own, so that it can be killed.
+type killable struct {
 	*served
 	cmd *exec.Cmd
 }
 
 // startReplica starts a picker whose ext-proc port is port, and waits until it is ready.
-func startReplica(t *testing.T, port, endpoints string) *replica {
+func startReplica(t *testing.T, port, endpoints string) *killable {
 	t.Helper()
 	self, err := os.Executable()
 	must(t, err)
-	r := &replica{served: &served{}}
+	r := &killable{served: &served{}}
 	r.cmd = exec.Command(self, append(localPorts, "--grpc-port="+port, "--endpoints-file="+endpoints)...)
 	r.cmd.Args[0] = "epp" // what TestMain knows the program by
 	r.cmd.Stderr, r.cmd.Env = &r.stderr, append(os.Environ(), "GORACE=atexit_sleep_ms=0")
@@ -46,7 +46,7 @@ func startReplica(t *testing.T, port, endpoints string) *replica {
 }
 
 // end sends a signal and waits for the end of the process. It may be called again.
-func (r *replica) end(signal os.Signal) error {
+func (r *killable) end(signal os.Signal) error {
 	if r.cmd.ProcessState != nil {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (r *replica) end(signal os.Signal) error {
 }
 
 // picks returns the number of requests that the replica has picked for.
-func (r *replica) picks(t *testing.T) string {
+func (r *killable) picks(t *testing.T) string {
 	t.Helper()
 	_, text := r.ask(t, "GET", "metrics", "/metrics", nil)
 	return regexp.MustCompile(`(?m)^tandem_pick_seconds_count.* (\d+)$`).FindStringSubmatch(text)[1]
@@ -66,7 +66,7 @@ type front struct {
 	*envoy.Envoy
 	url       string
 	endpoints string // file
-	replicas  [2]*replica
+	replicas  [2]*killable
 }
 
 // startFront starts two replicas, an Envoy, and an engine that answers with the length of the body.

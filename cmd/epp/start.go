@@ -56,7 +56,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	if err := p.makeServers(serving); err != nil {
 		return err
 	}
-	if p.ports, err = cfg.Listen.open(ctx); err != nil {
+	if p.ports, err = cfg.open(ctx); err != nil {
 		return err
 	}
 	p.traffic.Listener = p.ports.extproc
@@ -67,6 +67,13 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	p.operations = []boot.Service{
 		{Name: "metrics", Listener: p.ports.metrics, Handler: boot.Operations(registry, p.ready, picker.detail), TLS: scrapes},
 		{Name: "admin", Listener: p.ports.admin, Handler: picker.admin()},
+	}
+	if p.ports.share != nil {
+		share, err := cfg.Share.service(picker.exchange, p.ports.share, log)
+		if err != nil {
+			return err
+		}
+		p.operations = append(p.operations, share)
 	}
 	return p.serve(ctx, std)
 }
@@ -93,18 +100,28 @@ func (c *settings) followSecret(log *slog.Logger) (func() string, error) {
 }
 
 // ports are the listeners of a picker.
-type ports struct{ extproc, health, metrics, admin net.Listener }
+type ports struct{ extproc, health, metrics, admin, share net.Listener }
 
-func (l listen) open(ctx context.Context) (ports, error) {
-	open, err := boot.ListenAll(ctx,
-		boot.Port{Flag: "grpc-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.GRPC))},
-		boot.Port{Flag: "grpc-health-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Health))},
-		boot.Port{Flag: "metrics-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics))},
-		boot.Port{Flag: "admin-address", Addr: l.Admin})
+func (c *settings) open(ctx context.Context) (ports, error) {
+	l := c.Listen
+	all := []boot.Port{
+		{Flag: "grpc-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.GRPC))},
+		{Flag: "grpc-health-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Health))},
+		{Flag: "metrics-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics))},
+		{Flag: "admin-address", Addr: l.Admin},
+	}
+	if c.Share.Address != "" {
+		all = append(all, boot.Port{Flag: "share-address", Addr: c.Share.Address})
+	}
+	open, err := boot.ListenAll(ctx, all...)
 	if err != nil {
 		return ports{}, err
 	}
-	return ports{extproc: open[0], health: open[1], metrics: open[2], admin: open[3]}, nil
+	p := ports{extproc: open[0], health: open[1], metrics: open[2], admin: open[3]}
+	if c.Share.Address != "" {
+		p.share = open[4]
+	}
+	return p, nil
 }
 
 // Service names of the endpoint picker protocol's health check. chartService is what llm-d's charts ask for.
@@ -286,8 +303,12 @@ func (p *process) announce(ctx context.Context, std boot.IO) error {
 	}
 	p.setReady(nil)
 	p.log.Info("ready")
-	return boot.Ready(std.Stdout, "epp", boot.Addresses{"extproc": p.ports.extproc.Addr(), "health": p.ports.health.Addr(),
-		"metrics": p.ports.metrics.Addr(), "admin": p.ports.admin.Addr()})
+	addresses := boot.Addresses{"extproc": p.ports.extproc.Addr(), "health": p.ports.health.Addr(),
+		"metrics": p.ports.metrics.Addr(), "admin": p.ports.admin.Addr()}
+	if p.ports.share != nil {
+		addresses["share"] = p.ports.share.Addr()
+	}
+	return boot.Ready(std.Stdout, "epp", addresses)
 }
 
 const (

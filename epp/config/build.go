@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/flow"
@@ -29,9 +30,11 @@ type Built struct {
 	Queues    *flow.Settings
 	Reads     epp.APISet // APIs whose requests are read
 	Charge    epp.Charge
-	Discovery any        // the plugin that dataLayer.discovery names; nil = none
-	Sources   []Source   // sources of endpoints' metrics
-	Instances []Instance // all plugins, each after those it refers to
+	Discovery any      // the plugin that dataLayer.discovery names; nil = none
+	Sources   []Source // sources of endpoints' metrics
+	// SyncInterval is the least time between two messages to other replicas of the picker; 0: it is not configured.
+	SyncInterval time.Duration
+	Instances    []Instance // all plugins, each after those it refers to
 
 	builder *builder
 }
@@ -132,6 +135,7 @@ func (b *Built) fill(c *Config) {
 		}
 	}
 	b.Detector, _ = made[c.detector].(epp.Detector)
+	b.SyncInterval = c.syncInterval
 	if c.queueing != nil {
 		b.Queues = c.queueing.build(made)
 	}

@@ -3,6 +3,7 @@ package config
 import (
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/tandem-serving/tandem/epp"
 )
@@ -21,6 +22,7 @@ type Config struct {
 	detector       *plugin   // nil: none
 	parsers        []*plugin // that are listed; none: the usual APIs are read
 	queueing       *queueing // nil: requests do not wait
+	syncInterval   time.Duration
 }
 
 // Types returns the types of all plugins, without repetition: those of the file in its order, then those that were added.

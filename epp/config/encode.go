@@ -129,6 +129,9 @@ func (c *Config) dataLayerNode() *yaml.Node {
 	if len(c.sources) > 0 {
 		n.Content = append(n.Content, pair("sources", list(c.sources, source.node))...)
 	}
+	if c.syncInterval > 0 {
+		n.Content = append(n.Content, pair("crossReplica", mapping(pair("syncInterval", text(c.syncInterval.String()))))...)
+	}
 	return n
 }
 

@@ -19,7 +19,7 @@ const (
 )
 
 const (
-	noReplicas = "replicas do not tell each other their load"
+	noReplicas = "the picker's flag --share-with names the replicas that exchange their loads"
 	watched    = "endpoints are always watched"
 )
 

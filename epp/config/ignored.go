@@ -28,6 +28,7 @@ func (r *reader) readGate(path, gate string) {
 	}
 }
 
+// readReplicas reads how often replicas exchange their loads.
 func (r *reader) readReplicas() {
 	layer := r.doc.DataLayer
 	switch {
@@ -37,8 +38,17 @@ func (r *reader) readReplicas() {
 		r.warn("dataLayer.discovery.peers", "has no effect: %s", noReplicas)
 	case layer.CrossReplicaSyncerPluginRef != "":
 		r.warn("dataLayer.crossReplicaSyncerPluginRef", "has no effect: %s", noReplicas)
-	case layer.CrossReplica != nil:
-		r.warn("dataLayer.crossReplica", "has no effect: %s", noReplicas)
+	case layer.CrossReplica != nil && layer.CrossReplica.SyncerPluginRef != "":
+		r.warn("dataLayer.crossReplica.syncerPluginRef", "has no effect: %s", noReplicas)
+	}
+	path, interval := "dataLayer.crossReplicaSyncInterval", layer.CrossReplicaSyncInterval
+	if layer.CrossReplica != nil && layer.CrossReplica.SyncInterval != nil {
+		path, interval = "dataLayer.crossReplica.syncInterval", layer.CrossReplica.SyncInterval
+	}
+	if interval != nil {
+		if r.cfg.syncInterval = *interval; *interval < 0 {
+			r.problem(path, "must not be negative, got %v", *interval)
+		}
 	}
 	r.checkOptional("dataLayer.crossReplicaSyncerPluginRef", layer.CrossReplicaSyncerPluginRef, roleSyncer)
 	if cross := layer.CrossReplica; cross != nil {

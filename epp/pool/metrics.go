@@ -133,7 +133,7 @@ func (p *Pool) census(now time.Time) census {
 		c.add(m.Endpoint, state)
 	}
 	for _, d := range p.set.gone {
-		if d.InFlight().Requests > 0 {
+		if d.Own().Requests > 0 {
 			c.add(d.Endpoint, stateLeft)
 		}
 	}
@@ -143,5 +143,5 @@ func (p *Pool) census(now time.Time) census {
 func (c *census) add(e *epp.Endpoint, state string) {
 	role := e.Role.String()
 	c.endpoints[kind{role, state}]++
-	c.inflight[role] += e.InFlight().Requests
+	c.inflight[role] += e.Own().Requests
 }

@@ -166,7 +166,7 @@ func (s *set) takeSlot() int {
 func (s *set) sweep(now time.Time, quarantine time.Duration, forget func(*epp.Endpoint)) bool {
 	before := len(s.gone)
 	s.gone = slices.DeleteFunc(s.gone, func(d departed) bool {
-		return !d.resting && (d.InFlight().Requests == 0 || now.Sub(d.since) >= lingerMax)
+		return !d.resting && (d.Own().Requests == 0 || now.Sub(d.since) >= lingerMax)
 	})
 	for i := range s.gone {
 		if d := &s.gone[i]; d.resting && now.Sub(d.since) >= quarantine {

@@ -212,6 +212,10 @@ name: {{ include "tandem.fullname" . }}
 {{- if and (eq .Values.mode "gateway") .Values.gateway.singleEndpoint }}
 - --single-endpoint
 {{- end }}
+{{- if gt (int .Values.epp.replicas) 1 }}
+- --share-address=:9004
+- --share-with={{ include "tandem.epp.replicasName" . }}.{{ .Release.Namespace }}.svc:9004
+{{- end }}
 - --tandem-headers=always
 - --pd-header={{ ternary "on" "off" .Values.epp.pdHeader }}
 - --body-limit={{ .Values.epp.bodyLimit }}

@@ -158,6 +158,8 @@ metrics-port: the chart sets it
 metrics-cert-dir: the probes and monitors of the chart ask in plaintext
 metrics-client-ca-file: the probes and monitors of the chart ask in plaintext
 admin-address: it stays on loopback
+share-address: the chart sets it for several replicas
+share-with: the chart sets it for several replicas
 secure-serving: set tls.eppSecret
 cert-path: set tls.eppSecret
 body-limit: set epp.bodyLimit

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// KeyPair writes a certificate with a serial number, and its key, into a folder as tls.crt and tls.key, like a mounted
+// KeyPair writes a certificate for localhost with a serial number, and its key, into a folder as tls.crt and tls.key, like a mounted
 // secret.
 func KeyPair(t *testing.T, dir string, serial int64) {
 	t.Helper()
@@ -21,7 +21,7 @@ func KeyPair(t *testing.T, dir string, serial int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour)}
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"localhost"}}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)

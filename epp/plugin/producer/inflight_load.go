@@ -19,7 +19,7 @@ type InflightLoad struct {
 	// PrefixMatchInfoProducerName names the producer of cached tokens. Default "": the one named approx-prefix-cache-producer, or
 	// else the first of the file.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
-	// SyncCrossReplicaState is accepted and ignored: replicas do not exchange their counts. Default true.
+	// SyncCrossReplicaState is accepted and ignored: replicas exchange their counts if the picker's flag --share-with says so. Default true.
 	SyncCrossReplicaState bool `yaml:"syncCrossReplicaState"`
 }
 
