@@ -6,14 +6,12 @@ import "github.com/tandem-serving/tandem/pd"
 // a further row of that list.
 type Stage string
 
-// The stages that Tandem's sidecar serves.
+// The stages that Tandem's sidecar serves. StageEncode encodes the images, audio and video of a request.
 const (
 	StageDecode  Stage = "decode"
 	StagePrefill Stage = "prefill"
+	StageEncode  Stage = "encode"
 )
-
-// StageEncode is the stage that encodes the images, audio and video of a request. llm-d's sidecar serves it, Tandem's does not.
-const StageEncode Stage = "encode"
 
 // Stages are the stages of a request in the order in which they are picked for. The first one always runs, and the request is
 // sent to its endpoint. Each of the others does a part of the work on another endpoint, if it runs.

@@ -11,7 +11,7 @@ const (
 	// HeaderPrefillNew is llm-d's newer name of HeaderPrefill. Its pickers send both.
 	HeaderPrefillNew = "x-llm-d-prefiller-host-port"
 	// HeaderEncode carries the endpoints that encode images, audio and video, host:port[,host:port…]; absent means that the prompt's
-	// endpoint encodes them. llm-d's name, for its sidecar: Tandem's does not read it.
+	// endpoint encodes them. llm-d's name.
 	HeaderEncode = "x-encoder-hosts-ports"
 	// HeaderRank carries the ip:port of the rank that a request is for, where the gateway sends it to the sidecar's first port. llm-d's
 	// name.

@@ -16,7 +16,8 @@ type Phase uint8
 
 // The phases in their order.
 const (
-	PhaseRecv    Phase = iota // first byte → prefill leg sent (local: engine leg sent)
+	PhaseRecv    Phase = iota // first byte → first engine leg sent
+	PhaseEncode               // → images, audio and video encoded on other pods, all tries
 	PhasePrefill              // → usable hand-off, all attempts
 	PhaseHandoff              // → decode leg sent
 	PhaseFirst                // → first body byte of decode
@@ -30,7 +31,7 @@ const PhaseEPP = phaseCount
 // PhaseOverlap is how long PhasePrefill and PhaseFirst ran at the same time. It is no part of the span: Sum subtracts it.
 const PhaseOverlap = phaseCount + 1
 
-var phaseNames = [...]string{"recv", "prefill", "handoff", "first", "decode", "epp", "overlap"}
+var phaseNames = [...]string{"recv", "encode", "prefill", "handoff", "first", "decode", "epp", "overlap"}
 
 // String returns the phase's token in Server-Timing, spans and metrics.
 func (p Phase) String() string { return phaseNames[p] }

@@ -9,7 +9,7 @@ import (
 )
 
 // phaseList is every phase, the picker's last.
-var phaseList = []pd.Phase{pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode, pd.PhaseEPP}
+var phaseList = []pd.Phase{pd.PhaseRecv, pd.PhaseEncode, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode, pd.PhaseEPP}
 
 func phasesOf(took map[pd.Phase]time.Duration) pd.Phases {
 	var p pd.Phases

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Target is the address of one prefill candidate.
+// Target is the address of one prefill candidate, or of one encoder.
 type Target struct {
 	Host string // IP literal without brackets, or a DNS name
 	Port uint16
@@ -30,16 +30,21 @@ const MaxTargets = 16
 // ParseTargets parses HeaderPrefill: one or more lines, each a comma-separated list of host:port, best first. It keeps
 // duplicates: a picker that sends them wants two tries. The grammar is strict, because it decides which machine gets a
 // request: no scheme, no user, no blanks inside, no zone, no port 0, IPv6 in brackets only.
-func ParseTargets(values []string) ([]Target, error) {
+func ParseTargets(values []string) ([]Target, error) { return parseTargets(HeaderPrefill, values) }
+
+// ParseEncoders parses HeaderEncode, by the grammar of ParseTargets.
+func ParseEncoders(values []string) ([]Target, error) { return parseTargets(HeaderEncode, values) }
+
+func parseTargets(header string, values []string) ([]Target, error) {
 	var targets []Target
 	for _, line := range values {
 		for item := range strings.SplitSeq(line, ",") {
 			t, err := parseTarget(strings.Trim(item, " \t"))
 			if err != nil {
-				return nil, fmt.Errorf("reading %s: %w", HeaderPrefill, err)
+				return nil, fmt.Errorf("reading %s: %w", header, err)
 			}
 			if len(targets) == MaxTargets {
-				return nil, fmt.Errorf("reading %s: more than %d candidates", HeaderPrefill, MaxTargets)
+				return nil, fmt.Errorf("reading %s: more than %d candidates", header, MaxTargets)
 			}
 			targets = append(targets, t)
 		}

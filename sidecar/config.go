@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/encode"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 	"github.com/tandem-serving/tandem/sidecar/warmup"
@@ -20,6 +21,7 @@ import (
 type Config struct {
 	Engine   Engine   `group:"Decode engine"`
 	Prefill  Prefill  `group:"Prefill"`
+	Encode   Encode   `group:"Encoders"`
 	Fallback Fallback `group:"Fallback and release"`
 	Continue Continue `group:"Streams that go on elsewhere"`
 	Keep     Keep     `group:"Holding and releasing over NIXL"`
@@ -68,6 +70,14 @@ type Prefill struct {
 	Discovery string `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
 	// TLS returns the TLS setup of a new connection to a prefill engine; nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
+}
+
+// Encode configures encoder legs: images, audio and video are encoded on other pods. TLS is as for prefill legs.
+type Encode struct {
+	Connector string `flag:"ec-connector" arg:"NAME" help:"how encodings reach the engines that compute prompts: ec-example (vLLM's ECExampleConnector, files), ec-nixl (ECCPUConnector with ec_enable_nixl); empty: no encoder is used, whatever the picker names"`
+	// References are off by default because an engine that has to compute such a prompt, and does not find the encoding, ends.
+	References bool          `flag:"encoder-references" help:"replace images by references to their encodings in the legs, so that no other engine gets the images. Every engine that gets legs must have an encoder connector (ec_consumer), or it may end when it computes a prompt again"`
+	Timeout    time.Duration `flag:"encode-timeout" help:"longest time that the encoder legs of a request may take, all tries together; then the engine that computes the prompt encodes"`
 }
 
 // Fallback bounds local prefill of requests that were planned remote, and how old a hand-off may be.
@@ -135,6 +145,7 @@ func Defaults() Config {
 	return Config{
 		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Ranks: 1, Connector: "nixlv2", FirstEvent: 30 * time.Second, HangAfter: 800 * time.Millisecond, IdleConns: 1024},
 		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond, MooncakePort: dialect.MooncakePort, P2PPort: dialect.P2PPort},
+		Encode:  Encode{Timeout: 30 * time.Second},
 		Fallback: Fallback{
 			Ratio: pd.FallbackRatio, Burst: pd.FallbackBurst,
 			Lease: 30 * time.Second, // vLLM's default kv_lease_duration
@@ -152,6 +163,17 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if _, ok := dialect.New(c.Engine.Connector, dialect.Options{}); !ok {
 		report("kv-connector", "%q is not one of the hand-off protocols this sidecar speaks (%s)", c.Engine.Connector, dialect.Names())
 	}
+	if c.Encode.Connector != "" && encode.Find(c.Encode.Connector) == nil {
+		report("ec-connector", "%q is not one of the encoder connectors this sidecar knows (%s)", c.Encode.Connector, encode.Names())
+	}
+	if d, ok := dialect.New(c.Engine.Connector, dialect.Options{}); ok && c.Encode.Connector != "" {
+		if _, reads := d.(dialect.EncodingReader); !reads {
+			report("ec-connector", "has no effect with --kv-connector=%s: only vLLM's engines read encodings", c.Engine.Connector)
+		}
+	}
+	if c.Encode.References && c.Encode.Connector == "" {
+		report("encoder-references", "has no effect without --ec-connector: name the connector, or leave it out")
+	}
 	if u, err := url.Parse(c.Engine.url(0)); err != nil || c.Engine.Host == "" || u.Hostname() != c.Engine.Host {
 		report("model-server-host", "%q is neither an address (IPv6 without brackets) nor a DNS name", c.Engine.Host)
 	}
@@ -167,7 +189,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 		flag string
 		d    time.Duration
 	}{
-		{"first-event-timeout", c.Engine.FirstEvent}, {"prefill-timeout", c.Prefill.Timeout}, {"lease", c.Fallback.Lease}, {"body-timeout", c.Trust.BodyPause}, {"answer-timeout", c.Trust.AnswerPause}, {"drain-timeout", c.Fallback.Drain},
+		{"first-event-timeout", c.Engine.FirstEvent}, {"prefill-timeout", c.Prefill.Timeout}, {"encode-timeout", c.Encode.Timeout}, {"lease", c.Fallback.Lease}, {"body-timeout", c.Trust.BodyPause}, {"answer-timeout", c.Trust.AnswerPause}, {"drain-timeout", c.Fallback.Drain},
 	} {
 		if d.d <= 0 {
 			report(d.flag, "%s is not a positive time", d.d)

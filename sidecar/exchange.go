@@ -47,8 +47,9 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 		return err
 	}
 	split := route.Verdict == pd.Remote && x.API.Splittable()
+	encodes := len(route.Encoders) > 0 && x.API == pd.APIChat
 	check, checks := s.dialect.(dialect.Checker)
-	if checks = checks && check.Checks(x.API); !split && !checks && !s.keeps(x.API, r.ContentLength) {
+	if checks = checks && check.Checks(x.API); !split && !checks && !encodes && !s.keeps(x.API, r.ContentLength) {
 		return x.StreamLocal()
 	}
 	req, err := s.intake.Receive(r, &x.Body, x.API, &x.Buffer)
@@ -100,7 +101,7 @@ func (s *Server) notable(x *handoff.Exchange, took time.Duration) string {
 	switch {
 	case x.Status >= http.StatusInternalServerError, x.Status < http.StatusBadRequest && x.Client.End == pd.EndError:
 		return notableFailed
-	case x.Decision.Verdict == pd.Local && x.Decision.Reason.FallsBack():
+	case x.Decision.Verdict == pd.Local && x.Decision.Reason.FallsBack(), x.Unencoded:
 		return notableFallback
 	case s.cfg.Tell.Slow > 0 && took >= s.cfg.Tell.Slow:
 		return notableSlow

@@ -243,7 +243,7 @@ func phasesOf(t *testing.T, timing string) string {
 		t.Errorf("%s: %v", timing, err)
 	}
 	var names []string
-	for _, ph := range []pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode} {
+	for _, ph := range []pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhaseEncode, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode} {
 		if _, ok := p.Get(ph); ok {
 			names = append(names, ph.String())
 		}

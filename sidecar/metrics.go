@@ -59,7 +59,7 @@ func newMetrics(reg prometheus.Registerer, g gauges, links *handoff.Links) *metr
 		Help: "Legs in progress."}, []string{"component", "role"})
 	m.handoff = handoff.Metrics{
 		Legs: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_leg_seconds", Buckets: seconds,
-			Help: "Time from sending a leg to the end of its answer (prefill) or to its headers (decode, local), by status; code 0 = none."}, []string{"leg", "code"}),
+			Help: "Time from sending a leg to the end of its answer (encode, prefill) or to its headers (decode, local), by status; code 0 = none."}, []string{"leg", "code"}),
 		HandoffAge: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_handoff_age_seconds", Buckets: seconds,
 			Help: "Age of a hand-off when decode was asked to read it."}),
 		Retries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_retries_total",
@@ -71,11 +71,13 @@ func newMetrics(reg prometheus.Registerer, g gauges, links *handoff.Links) *metr
 		Continued: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_continuations_total",
 			Help: "Streams that broke off, by cause and whether another engine went on with them, or why not. With the cause none: streams that have begun and could not."}, []string{"cause", "result"}),
 		Inflight: inflight.MustCurryWith(prometheus.Labels{"component": component}),
+		Encodes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_encode_requests_total",
+			Help: "Generate calls for which the picker named encoders, by result: encoded; fallback: the engine that computes the prompt encodes; no-media."}, []string{"result"}),
 	}
 	m.handoff.Links = links
 	m.observeClients(reg)
 	reg.MustRegister(m.requests, m.phases, m.warmups, inflight, m.handoff.Legs, m.handoff.HandoffAge, m.handoff.Retries, m.handoff.Releases, m.handoff.Continued,
-		m.handoff.Stranded, links,
+		m.handoff.Stranded, m.handoff.Encodes, links,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_fallback_tokens",
 			Help: "Requests planned remote that may still be prefilled locally now."}, g.fallbackTokens),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_open_requests",

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/encode"
 	"github.com/tandem-serving/tandem/pd/recent"
 	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/handoff"
@@ -77,7 +78,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.intake = intake.New(intake.Config{BodyPause: cfg.Trust.BodyPause, BodyLimit: cfg.Trust.BodyLimit, BufferLimit: cfg.Trust.BufferLimit,
 		Table: s.table, Log: t.Log})
 	s.routes = intake.RouteReader{Modes: cfg.Trust.PDHeader != "off", Secrets: cfg.Trust.Secrets, Allow: intake.NewAllowList(cfg.Trust.Allow, cfg.Trust.Loopback, cfg.Trust.Pods),
-		Sampling: cfg.Prefill.Sampling, Others: cfg.Continue.Times > 0, Budget: s.budget}
+		Sampling: cfg.Prefill.Sampling, Others: cfg.Continue.Times > 0, Budget: s.budget, Encoders: cfg.Encode.Connector != ""}
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
 	s.grpc = transport.NewHTTP2(cfg.Engine.TLS)
@@ -150,6 +151,7 @@ func (s *Server) legsConfig(t Telemetry) handoff.Config {
 		Decode: s.decodeEngine(0), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent, HangAfter: s.cfg.Engine.HangAfter, AnswerPause: s.cfg.Trust.AnswerPause,
 		Ask:     s.toAsk,
 		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff,
+		Encoding: handoff.Encoding{Connector: encode.Find(s.cfg.Encode.Connector), References: s.cfg.Encode.References, Timeout: s.cfg.Encode.Timeout},
 		Continue: s.goesOn, TellPods: s.cfg.Tell.Pods, Record: s.cfg.Tell.Recent > 0,
 		Tracer: t.Tracer, Propagator: t.Propagator, Metrics: s.metrics.handoff, Log: t.Log,
 	}

@@ -41,6 +41,8 @@ type Config struct {
 	KeepAlive time.Duration
 	// Transfer is how KV moves between engines.
 	Transfer TransferConfig
+	// Encoding is how encodings of images are exchanged.
+	Encoding EncodingConfig
 	// Events is where the engine publishes what it has cached.
 	Events EventsConfig
 	// Logger gets lifecycle at Info and requests at Debug; default: nothing is logged.
@@ -130,6 +132,9 @@ func (c *Config) problems(report core.Report) {
 	// The real engine refuses this as well: the longest request would wait for ever.
 	report.Require((c.KV.Blocks-1)*c.KV.BlockSize >= c.MaxModelLen, "blocks",
 		"%d blocks of %d tokens (one of them is never used) cannot hold a request of max model len %d", c.KV.Blocks, c.KV.BlockSize, c.MaxModelLen)
+	role := c.Encoding.Role
+	report.Require(role == "" || role == Encoder || role == EncodingReader, "ec-role", "encoder role is %q: want %s, %s or none", role, Encoder, EncodingReader)
+	report.Require((role == "") == (c.Encoding.Store == ""), "ec-store", "an encoder role and a store need each other")
 	report.Require(c.Schedule.MaxBatchedTokens > 0, "max-num-batched-tokens", "max batched tokens is %d: want at least 1", c.Schedule.MaxBatchedTokens)
 	report.Require(c.Schedule.MaxSequences > 0, "max-num-seqs", "max sequences is %d: want at least 1", c.Schedule.MaxSequences)
 	report.Require(c.Schedule.MaxQueuedRequests >= 0, "max-num-queued-reqs", "max queued requests is %d: want 0 or more", c.Schedule.MaxQueuedRequests)

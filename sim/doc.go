@@ -51,8 +51,11 @@
 //   - Log probabilities have the right shape and no meaning. prompt_logprobs outside of echo are null, and none of them
 //     bypasses the prefix cache: the programs that coordinate engines treat such requests as not splittable anyway.
 //   - A path that ends with a slash too many is 404 instead of a redirect: no client of ours relies on one.
-//   - Tools, structured output, LoRA, several modalities, embeddings, beam search and WebSocket endpoints are not there:
-//     they do not change the hand-off. Unknown members are ignored, as the real engine ignores them.
+//   - Tools, structured output, LoRA, audio, video, beam search and WebSocket endpoints are not there: they do not change the hand-off.
+//     Unknown members are ignored, as the real engine ignores them.
+//   - Images are not decoded. Each has four tokens, which come before those of the conversation and are drawn from its content, so that
+//     an answer proves which encoding was read; the real engine has the same placeholders for all. Chat alone takes images. An encoder
+//     (EncodingConfig) answers chat as an encoder, and other calls as any engine does.
 //   - Validation errors inside of prompts and messages name the first thing that is wrong instead of every alternative of
 //     the union type; status and envelope agree, and the type but for messages that are a number, a boolean or null.
 //   - max_tokens below 1 never releases a hand-off; with the real engine it did in one run and not in another, and a
@@ -82,6 +85,7 @@
 //     the real engine a second one took up to 9 s, which would only make tests slower.
 //   - Blocks of a sequence that is aborted during a step are free at once, not at the end of the step: nothing waits for the
 //     results of that step.
+//   - An encoder writes its files anew at each request, and tells no metric of it.
 //   - /load is always 0, as without load tracking. /metrics has no python_*, process_* and http_* families, and lacks
 //     vllm:estimated_*, vllm:mm_cache_*, vllm:request_params_*, vllm:request_max_num_generation_tokens,
 //     vllm:request_time_per_output_token_seconds and vllm:request_num_preemptions: nothing here reads them. Histograms have

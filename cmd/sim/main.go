@@ -29,6 +29,7 @@ type flags struct {
 	Model    modelFlags    `group:"Model"`
 	Schedule scheduleFlags `group:"vLLM: scheduling"`
 	KV       kvFlags       `group:"vLLM: KV cache and hand-off"`
+	Encoding encodingFlags `group:"vLLM: encodings of images"`
 	SGLang   sglangFlags   `group:"SGLang, with --engine sglang"`
 	Times    timesFlags    `group:"SGLang: times, which it has environment variables for"`
 	TRTLLM   trtllmFlags   `group:"TensorRT-LLM, with --engine trtllm"`
@@ -71,6 +72,11 @@ type kvFlags struct {
 	Topic       string        `flag:"kv-events-topic" arg:"TEXT" help:"topic of the messages of --kv-events-address"`
 	Push        bool          `flag:"push" help:"prefill writes KV into blocks that decode has named to it, as with vLLM's NixlPushConnector; the same on all engines of a pair"`
 	NoCached    bool          `flag:"no-prefill-cached-tokens" help:"behave like an older engine, whose hand-offs lack remote_prefill_cached_tokens"`
+}
+
+type encodingFlags struct {
+	Role  string `flag:"ec-role" arg:"ROLE" help:"ec_producer: an encoder, which encodes and generates nothing; ec_consumer: reads encodings. Empty: encodes for itself"`
+	Store string `flag:"ec-store" arg:"DIR" help:"folder of the encodings that --ec-role writes or reads"`
 }
 
 func defaults() flags {
@@ -207,6 +213,7 @@ func (f *flags) config() sim.Config {
 			LoadFailure: sim.LoadFailurePolicy(f.KV.LoadFailure),
 			Push:        f.KV.Push, OmitPrefillCachedTokens: f.KV.NoCached,
 		},
+		Encoding:  sim.EncodingConfig{Role: sim.EncodingRole(f.Encoding.Role), Store: f.Encoding.Store},
 		KeepAlive: f.Listen.KeepAlive,
 		Transfer:  sim.TransferConfig{SideChannel: sideChannel, Open: f.Transfer.open()},
 		Events:    sim.EventsConfig{Publish: f.KV.Events, Replay: f.KV.Replay, Topic: f.KV.Topic},

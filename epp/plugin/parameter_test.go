@@ -209,19 +209,16 @@ func TestCorrections(t *testing.T) {
 	}
 }
 
-// TestWarnings: what has no effect, or not with every sidecar, is told.
+// TestWarnings: what has no effect is told.
 func TestWarnings(t *testing.T) {
-	const (
-		foreign = ": takes effect only with llm-d's sidecar: Tandem's has images, audio and video encoded where the prompt is computed"
-	)
 	for _, test := range []struct{ typ, parameters, want string }{
 		{"disagg-profile-handler", "", ""},
 		{"disagg-profile-handler", "profiles: {prefill: p}", ""},
-		{"disagg-profile-handler", "deciders: {encode: d}", "deciders.encode" + foreign},
-		{"disagg-profile-handler", "encodeDeciderPluginName: d", "encodeDeciderPluginName" + foreign},
+		{"disagg-profile-handler", "deciders: {encode: d}", ""},
+		{"disagg-profile-handler", "encodeDeciderPluginName: d", ""},
 		{"disagg-profile-handler", "profiles: {encode: e}", "profiles.encode: has no effect without deciders.encode"},
 		{"disagg-profile-handler", "encodeProfile: e", "encodeProfile: has no effect without encodeDeciderPluginName"},
-		{"disagg-profile-handler", "{profiles: {encode: e}, deciders: {encode: d}}", "deciders.encode" + foreign},
+		{"disagg-profile-handler", "{profiles: {encode: e}, deciders: {encode: d}}", ""},
 		{"token-producer", "estimate: {}", ""},
 		{"token-producer", "estimate: {image: {width: 1}}", "estimate: has no effect: four bytes of text are taken for a token, and images are not counted"},
 		{"token-producer", "{modelName: m, vllm: {url: x}}", ""},

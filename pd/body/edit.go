@@ -82,7 +82,7 @@ func (e *Edit) Segments(dst [][]byte) ([][]byte, error) {
 	}
 	at := int64(0)
 	for _, c := range e.cuts {
-		dst = e.body.appendSpan(dst, Span{at, c.Start})
+		dst = e.body.AppendSpan(dst, Span{at, c.Start})
 		if len(c.before) > 0 {
 			dst = append(dst, c.before)
 		}
@@ -91,7 +91,7 @@ func (e *Edit) Segments(dst [][]byte) ([][]byte, error) {
 		}
 		at = c.End
 	}
-	return e.body.appendSpan(dst, Span{at, e.body.Len()}), nil
+	return e.body.AppendSpan(dst, Span{at, e.body.Len()}), nil
 }
 
 // Len returns the length of the edited body in bytes, 0 if Segments returns an error.

@@ -48,14 +48,14 @@ func (b *Body) Bytes(s Span) []byte {
 		return b.segments[k][s.Start-from : s.End-from : s.End-from]
 	}
 	out := make([]byte, 0, s.Len())
-	for _, part := range b.appendSpan(nil, s) {
+	for _, part := range b.AppendSpan(nil, s) {
 		out = append(out, part...)
 	}
 	return out
 }
 
-// appendSpan appends the slices of the segments that make up the span.
-func (b *Body) appendSpan(dst [][]byte, s Span) [][]byte {
+// AppendSpan appends the slices of the segments that make up the span.
+func (b *Body) AppendSpan(dst [][]byte, s Span) [][]byte {
 	if s.Start >= s.End {
 		return dst
 	}

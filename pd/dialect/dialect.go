@@ -271,6 +271,12 @@ type PathLimiter interface {
 	Passes(method, path string) bool
 }
 
+// EncodingReader is a Dialect of engines that may read encodings of images, audio and video from encoders, by the connectors of package
+// pd/encode.
+type EncodingReader interface {
+	ReadsEncodings()
+}
+
 // PerChoice is a Dialect with a hand-off for one choice of each prompt. A request for n choices is run as n requests for one
 // choice, each with attempts of its own (request.Request.Choice). Their answers are merged into one.
 type PerChoice interface {

@@ -9,7 +9,7 @@
 // leg and reads its answer; its [Handoff] makes the decode leg. Small interfaces, which a Dialect, Attempt or Handoff may
 // implement, hold everything else: [Releaser], [RequestReleaser], [OnceReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked],
 // [Rerouter], [Aborter], [HeaderSetter], [Stripper], [Controller], [Pusher], [HeaderStripper], [Fitter], [PerChoice], [Checker],
-// [Moded], [Splitter], [Finisher], [IdleLimiter], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer]. A [Recognizer] tells by an engine's pages
+// [EncodingReader], [Moded], [Splitter], [Finisher], [IdleLimiter], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer]. A [Recognizer] tells by an engine's pages
 // that the engine speaks another protocol (recognize.go).
 //
 // Protocols map to these interfaces as follows:

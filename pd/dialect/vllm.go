@@ -18,6 +18,9 @@ var vllmStrips = []string{"messages.*.content.*.uuid", "messages.*.content.*.ima
 // Strips implements Stripper.
 func (vllmEngine) Strips() []string { return vllmStrips }
 
+// ReadsEncodings implements EncodingReader.
+func (vllmEngine) ReadsEncodings() {}
+
 // abortedMark is in an answer that vLLM has not finished. Quotes in a text are escaped, so no text contains the mark. When
 // vLLM 0.32.0 is stopped, it answers some of its running requests with 200, this mark and the tokens so far.
 var abortedMark = []byte(`"finish_reason":"abort"`)

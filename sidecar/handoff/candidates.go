@@ -73,10 +73,15 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 				return reason, err
 			case x.Context.Err() != nil:
 				return "", x.contextError()
+			case errors.As(err, &refused) && x.unreferenced != nil:
+				last = &prefillError{cause: "references", reason: pd.PrefillFailed, err: refused}
 			case errors.As(err, &refused):
 				return x.refusedByPrefill(req, refused)
 			case !errors.As(err, &last):
 				return "", err
+			}
+			if x.unreferenced != nil { // an engine that does not find what a reference names may have died of it
+				req, x.unreferenced = x.unreferenced, nil
 			}
 			x.legs.down.tried(target, last)
 			again := last.again && tried < x.legs.MaxRetries && !x.legs.down.has(target)

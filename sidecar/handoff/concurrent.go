@@ -408,7 +408,7 @@ func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 	x.rename(resp)
 	switch code := resp.StatusCode; {
 	case code == http.StatusServiceUnavailable, isClientError(code): // 503: the redo would not be admitted either
-		if err := x.legs.readRefusal(resp); err != nil {
+		if err := x.readRefusal(resp); err != nil {
 			return p.decodeFailed(causeFailed, err)
 		}
 		p.cancelPrefill()
@@ -436,8 +436,12 @@ func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 	return "", x.Relay(resp, a)
 }
 
-// readRefusal fails if decode's refusal tells of a failure of its own.
-func (legs *Legs) readRefusal(resp *http.Response) error {
+// readRefusal fails if decode's refusal tells of a failure of its own, or may be that of a reference.
+func (x *Exchange) readRefusal(resp *http.Response) error {
+	if x.unreferenced != nil && isClientError(resp.StatusCode) {
+		return fmt.Errorf("decode answered %s to references in place of images", resp.Status)
+	}
+	legs := x.legs
 	if _, ok := legs.Dialect.(dialect.StatusReader); !ok {
 		return nil
 	}

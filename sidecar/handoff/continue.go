@@ -51,6 +51,9 @@ func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Paylo
 	if !able || x.legs.Continue.Times == 0 || !req.Stream() {
 		return l
 	}
+	if x.unreferenced != nil { // another engine may not find what a reference names
+		req = x.unreferenced
+	}
 	payload, err := req.Local()
 	if err != nil {
 		return l

@@ -191,7 +191,7 @@ func (x *Exchange) takeAnswer(g *leg, resp *http.Response, from source) (pd.Reas
 		if x.handoff.pins(code) {
 			x.releaseUnread()
 		}
-		if err := x.legs.readRefusal(resp); err != nil {
+		if err := x.readRefusal(resp); err != nil {
 			return x.redoWithout(causeFailed, err), nil
 		}
 		return "", x.RelayFresh(resp)

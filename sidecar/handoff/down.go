@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// downAfter is how many attempts in a row must find no connection until a prefill pod counts as down. A pod that restarts
+	// downAfter is how many attempts in a row must find no connection until a prefill pod, or an encoder, counts as down. A pod that restarts
 	// behind the same address, or drops one connection, is not.
 	downAfter = 3
 	// downProbe is the time between two requests that try a pod which is down: it costs them the time to connect, at most
@@ -75,7 +75,7 @@ func (l *downList) tried(t pd.Target, err error) {
 	p := l.pods[t]
 	if !unconnected(err) {
 		if p != nil && p.failures >= downAfter {
-			l.log.Info("prefill pod accepts connections again", "target", t.String())
+			l.log.Info("pod accepts connections again", "target", t.String())
 		}
 		delete(l.pods, t)
 		return
@@ -89,7 +89,7 @@ func (l *downList) tried(t pd.Target, err error) {
 	}
 	p.failures, p.probe = p.failures+1, l.now().Add(downProbe)
 	if p.failures == downAfter {
-		l.log.Warn("prefill pod accepts no connections: until it does, requests try it once a second", "target", t.String())
+		l.log.Warn("pod accepts no connections: until it does, requests try it once a second", "target", t.String())
 	}
 }
 

@@ -27,21 +27,25 @@ type Exchange struct {
 	Route  intake.Route
 	Body   intake.PacedBody // the client's, while it arrives
 	Buffer intake.Buffer    // the memory of a buffered body
+	// Unencoded says that encoders were to encode the request, and that one has failed.
+	Unencoded bool
 
 	legs    *Legs
 	request *http.Request
 	cancel  context.CancelCauseFunc
 	span    trace.Span
 
-	state      State
-	handoff    pending
-	prefilled  func()           // called when a prefill leg has succeeded
-	target     string           // of the last prefill leg
-	source     transport.Engine // of the last prefill leg of a serial protocol
-	record     *Record          // nil: none is kept
-	releaseWay string           // of the hand-off
-	ongoing    *ongoing         // nil: the answer does not go on elsewhere
-	moved      atomic.Bool      // another engine has gone on with the answer
+	state   State
+	handoff pending
+	// unreferenced is the request with its images, while the legs get one with references in place of them; nil: they do not.
+	unreferenced *intake.Request
+	prefilled    func()           // called when a prefill leg has succeeded
+	target       string           // of the last prefill leg
+	source       transport.Engine // of the last prefill leg of a serial protocol
+	record       *Record          // nil: none is kept
+	releaseWay   string           // of the hand-off
+	ongoing      *ongoing         // nil: the answer does not go on elsewhere
+	moved        atomic.Bool      // another engine has gone on with the answer
 }
 
 // State is how far an exchange has come.
@@ -49,6 +53,7 @@ type State uint8
 
 const (
 	received   State = iota // its request is being read
+	encoding                // encoder legs are under way
 	prefilling              // a prefill leg is under way
 	handedOff               // prefill has finished: the lease runs, and decode does not know of the hand-off
 	decoding                // a decode leg is under way, and nothing has gone to the client
@@ -57,7 +62,7 @@ const (
 
 // String returns the name that logs have.
 func (s State) String() string {
-	return [...]string{"received", "prefilling", "handed-off", "decoding", "streaming"}[s]
+	return [...]string{"received", "encoding", "prefilling", "handed-off", "decoding", "streaming"}[s]
 }
 
 var (
@@ -131,7 +136,7 @@ func (x *Exchange) Split(req *intake.Request) error {
 		x.decide(pd.Local, pd.NotSplittable)
 		return x.bufferedLocal(req)
 	case request.FitLocal:
-		return x.unsplittable(func() error { return x.bufferedLocal(req) })
+		return x.unsplittable(func() error { return x.encodedLocal(req) })
 	}
 	return x.remote(req, choices)
 }
@@ -147,12 +152,21 @@ func (x *Exchange) remote(req *intake.Request, choices int) error {
 	if choices > 1 {
 		reason, err = x.runChoices(req, choices)
 	} else {
-		reason, err = x.run(req)
+		reason, err = x.encodeAndRun(req)
 	}
 	if err != nil || reason == "" {
 		return err
 	}
 	return x.redoLocal(req, reason)
+}
+
+// encodeAndRun runs encoder legs if the route asks for them, and then both legs. Its results are those of tryCandidates.
+func (x *Exchange) encodeAndRun(req *intake.Request) (pd.Reason, error) {
+	req, err := x.withEncodings(req)
+	if err != nil {
+		return "", err
+	}
+	return x.run(req)
 }
 
 // run runs both legs, in the order of the dialect's shape. Its results are those of tryCandidates.

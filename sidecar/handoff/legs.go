@@ -55,6 +55,8 @@ type Config struct {
 
 	// Continue says whether streams whose engine dies go on elsewhere.
 	Continue Continue
+	// Encoding is how images, audio and video are encoded on other pods.
+	Encoding Encoding
 
 	// Now is the clock that notices when the whole process stood still; nil is time.Now.
 	Now func() time.Time
@@ -81,6 +83,7 @@ type Metrics struct {
 	Stranded   prometheus.Counter
 	Inflight   *prometheus.GaugeVec   // by role
 	Continued  *prometheus.CounterVec // by cause, result
+	Encodes    *prometheus.CounterVec // by result
 	ITL        *relay.ByVerdict
 	Links      *Links
 }

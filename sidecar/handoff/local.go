@@ -42,7 +42,16 @@ func (x *Exchange) streamLocal() error {
 // Fail.
 func (x *Exchange) Local(req *intake.Request) error {
 	if x.Route.Verdict == pd.Remote {
-		return x.unsplittable(func() error { return x.bufferedLocal(req) })
+		return x.unsplittable(func() error { return x.encodedLocal(req) })
+	}
+	return x.encodedLocal(req)
+}
+
+// encodedLocal runs encoder legs if the route asks for them, and sends the request to the local engine.
+func (x *Exchange) encodedLocal(req *intake.Request) error {
+	req, err := x.withEncodings(req)
+	if err != nil {
+		return err
 	}
 	return x.bufferedLocal(req)
 }

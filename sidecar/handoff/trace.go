@@ -19,6 +19,7 @@ import (
 // Names of spans and attributes are the same for every dialect.
 const (
 	spanRequest = "sidecar.request"
+	spanEncode  = "encode"
 	spanPrefill = "prefill"
 	spanDecode  = "decode"
 	spanRelease = "release"

@@ -122,7 +122,11 @@ type Buffer struct {
 	size    int64         // how much of counter belongs to this body
 	scan    *body.Scanner // from scanners
 	body    *body.Body
+	derived *body.Body // made of body; nil: none is
 }
+
+// Derive notes a body that was made of this one and shares its segments: it is dropped with it.
+func (b *Buffer) Derive(made *body.Body) { b.derived = made }
 
 // take counts n more bytes of the body. It returns false if they must not be buffered.
 func (b *Buffer) take(n int64) bool {
@@ -151,6 +155,9 @@ func (b *Buffer) Drop() {
 	if b.body != nil {
 		b.body.Reset()
 	}
+	if b.derived != nil {
+		b.derived.Reset()
+	}
 	clear(b.Leg)
-	b.body, b.Leg = nil, nil
+	b.body, b.derived, b.Leg = nil, nil, nil
 }

@@ -18,6 +18,8 @@ type Route struct {
 	Targets []pd.Target // prefill candidates in the order of the tries
 	Others  []pd.Target // further decode pods that the picker would choose, best first, the pod itself among them; only if they are read
 	Rename  *pd.Rename  // the model's name for the client's answer; nil: the engine's
+	// Encoders encode the images, audio and video of the request; nil = what computes the prompt does.
+	Encoders []pd.Target
 
 	first int // index of Targets[0] in the header; not 0 if sampling has rotated the list
 }
@@ -48,6 +50,8 @@ type RouteReader struct {
 	Sampling bool
 	// Budget bounds local prefill of requests that were planned remote.
 	Budget *pd.FallbackBudget
+	// Encoders says whether requests may name encoders.
+	Encoders bool
 }
 
 // Tandem's headers in net/http's form, whose functions allocate a new string for a lower-case name at each use.
@@ -59,6 +63,7 @@ var (
 	keyAuth        = http.CanonicalHeaderKey(pd.HeaderAuth)
 	keyDestination = http.CanonicalHeaderKey(pd.HeaderDestination)
 	keyModel       = http.CanonicalHeaderKey(pd.HeaderModel)
+	keyEncode      = http.CanonicalHeaderKey(pd.HeaderEncode)
 )
 
 // Read reads the P/D mode, plan and prefill candidates. Without a plan (another picker, or none) a prefill header means
@@ -88,6 +93,9 @@ func (rr *RouteReader) Read(h http.Header) (Route, error) {
 	}
 	if rr.Others && rr.trusted(h) {
 		r.Others = rr.others(h)
+	}
+	if err == nil {
+		r.Encoders, err = rr.encoders(h)
 	}
 	if err != nil || r.Verdict != pd.Remote {
 		return r, err
@@ -157,6 +165,23 @@ func (rr *RouteReader) rename(h http.Header) (*pd.Rename, error) {
 		return nil, pd.Refuse(pd.BadRequest, "%v.", err)
 	}
 	return &r, nil
+}
+
+// encoders reads the encoders. One that is not allowed is refused when it is dialled, and costs its request nothing else: what computes
+// the prompt encodes.
+func (rr *RouteReader) encoders(h http.Header) ([]pd.Target, error) {
+	values := h.Values(keyEncode)
+	if !rr.Encoders || len(values) == 0 {
+		return nil, nil
+	}
+	if !rr.trusted(h) {
+		return nil, pd.Refuse(pd.UntrustedPeer, "An encoder needs the shared secret of this pool, which this request did not carry.")
+	}
+	targets, err := pd.ParseEncoders(values)
+	if err != nil {
+		return nil, pd.Refuse(pd.BadRequest, "%v.", err)
+	}
+	return targets, nil
 }
 
 // aim reads and checks the candidates of a remote route.

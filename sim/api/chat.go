@@ -95,6 +95,10 @@ func (h *handler) serveChat(c *call) {
 	}
 	q.fault = c.Fault
 	q.id = "chatcmpl-" + requestID(c.R)
+	if h.cfg.Encoding.Role == sim.Encoder {
+		h.answerEncoder(c, q)
+		return
+	}
 	g := h.submit(c, q, func() []sim.Request {
 		return q.engineRequests(&h.cfg, h.cfg.MaxModelLen, func(int) string { return q.id })
 	})
@@ -132,7 +136,16 @@ func (h *handler) readChat(f *web.Fields) (*generateRequest, *apiError) {
 	if len(messages) == 0 {
 		return nil, badRequest("Cannot apply chat template to an empty conversation. Provide at least one message.")
 	}
-	q.prompts = [][]int{h.cfg.Model.Tokenizer().Chat(messages)}
+	var err *apiError
+	if q.images, err = readImages(f.Members["messages"]); err != nil {
+		return nil, err
+	}
+	images, dead := h.engine.Encode(q.images, q.params.RemotePrefill)
+	if dead != nil {
+		return nil, engineError(dead)
+	}
+	q.imageTokens = len(images)
+	q.prompts = [][]int{append(images, h.cfg.Model.Tokenizer().Chat(messages)...)}
 	return q, nil
 }
 

@@ -29,7 +29,7 @@ type completion struct {
 // unused are the members at the end of every whole answer.
 type unused struct {
 	KVTransferParams any  `json:"kv_transfer_params"`
-	ECTransferParams *any `json:"ec_transfer_params"`
+	ECTransferParams any  `json:"ec_transfer_params"` // of encoders
 	Metrics          *any `json:"metrics"`
 }
 

@@ -19,8 +19,11 @@ type generateRequest struct {
 	id      string // of the answer: prefix and X-Request-Id
 	params  sim.TransferParams
 	prompts [][]int
-	texts   []string // of the prompts, for echo
-	n       int
+	images  []sim.Image // of a chat
+	// imageTokens is how many tokens of the prompt are those of images.
+	imageTokens int
+	texts       []string // of the prompts, for echo
+	n           int
 
 	stream, includeUsage, continuousUsage bool
 	returnTokenIDs, echo                  bool

@@ -10,9 +10,9 @@ type usage struct {
 }
 
 type promptDetails struct {
-	CachedTokens       int  `json:"cached_tokens"`
-	CreatedCacheTokens *int `json:"created_cache_tokens"` // chat only
-	MultimodalTokens   *int `json:"multimodal_tokens"`
+	CachedTokens       int         `json:"cached_tokens"`
+	CreatedCacheTokens *int        `json:"created_cache_tokens"` // chat only
+	MultimodalTokens   *modalities `json:"multimodal_tokens"`
 }
 
 // chunkUsage has the token counts in a stream. Only the last chunk has details, and those have no null members.
@@ -26,8 +26,9 @@ type chunkUsage struct {
 }
 
 type chunkDetails struct {
-	CachedTokens       int  `json:"cached_tokens"`
-	CreatedCacheTokens *int `json:"created_cache_tokens,omitempty"`
+	CachedTokens       int         `json:"cached_tokens"`
+	CreatedCacheTokens *int        `json:"created_cache_tokens,omitempty"`
+	MultimodalTokens   *modalities `json:"multimodal_tokens,omitempty"`
 }
 
 // totalUsage counts each prompt once, and all choices. As in the engine, the cached tokens are those of the last prompt
@@ -43,6 +44,9 @@ func totalUsage(q *generateRequest, answers []answer, chat bool) usage {
 	u.TotalTokens = u.PromptTokens + u.CompletionTokens
 	last := answers[len(answers)-1].usage
 	u.PromptTokensDetails.CachedTokens = last.Cached
+	if q.imageTokens > 0 {
+		u.PromptTokensDetails.MultimodalTokens = &modalities{Image: q.imageTokens}
+	}
 	if chat {
 		u.PromptTokensDetails.CreatedCacheTokens = &last.Created
 	}
@@ -63,6 +67,6 @@ func finalUsage(q *generateRequest, answers []answer, chat bool) *chunkUsage {
 	t := totalUsage(q, answers, chat)
 	return &chunkUsage{
 		PromptTokens: t.PromptTokens, TotalTokens: t.TotalTokens, CompletionTokens: t.CompletionTokens,
-		PromptTokensDetails: &chunkDetails{t.PromptTokensDetails.CachedTokens, t.PromptTokensDetails.CreatedCacheTokens},
+		PromptTokensDetails: &chunkDetails{t.PromptTokensDetails.CachedTokens, t.PromptTokensDetails.CreatedCacheTokens, t.PromptTokensDetails.MultimodalTokens},
 	}
 }

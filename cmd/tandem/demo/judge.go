@@ -240,6 +240,8 @@ func (x *exchange) wellTimed(concurrent bool) bool {
 // wantPhase reports whether a request with this result goes through a phase. Between legs that are sent at once is none.
 func wantPhase(d pd.Result, ph pd.Phase, concurrent bool) bool {
 	switch ph {
+	case pd.PhaseEncode:
+		return false // no encoder is started
 	case pd.PhasePrefill:
 		return d.Attempts > 0
 	case pd.PhaseHandoff:

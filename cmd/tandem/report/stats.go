@@ -12,7 +12,7 @@ import (
 )
 
 // phaseOrder lists the phases in the order of time.
-var phaseOrder = [...]pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode}
+var phaseOrder = [...]pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhaseEncode, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode}
 
 // concurrent reports whether both legs of the request were sent at once.
 func (r *Request) concurrent() bool {
@@ -20,14 +20,14 @@ func (r *Request) concurrent() bool {
 	return ok
 }
 
-// shownPhases returns the phases that tables have a column for: that of concurrent legs only where there were any.
+// shownPhases returns the phases that tables have a column for: those of encoders and of concurrent legs only where there were any.
 func shownPhases(d *Data) []pd.Phase {
-	for i := range d.Requests {
-		if d.Requests[i].concurrent() {
-			return append(phaseOrder[:len(phaseOrder):len(phaseOrder)], pd.PhaseOverlap)
-		}
-	}
-	return phaseOrder[:]
+	return slices.DeleteFunc(append(phaseOrder[:len(phaseOrder):len(phaseOrder)], pd.PhaseOverlap), func(p pd.Phase) bool {
+		return (p == pd.PhaseEncode || p == pd.PhaseOverlap) && !slices.ContainsFunc(d.Requests, func(r Request) bool {
+			_, went := r.Phases[p.String()]
+			return went
+		})
+	})
 }
 
 // Results of a request.
@@ -298,7 +298,7 @@ func (r *Request) firstToken() float64 {
 func (r *Request) complete() bool {
 	for _, p := range phaseOrder {
 		v, ok := r.Phases[p.String()]
-		if optional := p == pd.PhaseEPP || p == pd.PhaseHandoff && r.concurrent(); !plausible(v) || !ok && !optional {
+		if optional := p == pd.PhaseEPP || p == pd.PhaseEncode || p == pd.PhaseHandoff && r.concurrent(); !plausible(v) || !ok && !optional {
 			return false
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -99,7 +100,7 @@ func textClasses(b *bytes.Buffer, d *Data) {
 	fmt.Fprintf(b, "ms; TTFT and ITL of streamed answers, E2E to the end of all answers%s\n\n", few)
 	textTable(b, phases)
 	b.WriteString("mean of each phase in ms, over the requests that went through it, and the share of E2E that the phases explain\n")
-	if len(shown) > len(phaseOrder) {
+	if slices.Contains(shown, pd.PhaseOverlap) {
 		fmt.Fprintf(b, "overlap: %s\n", phaseMeaning[pd.PhaseOverlap])
 	}
 }

@@ -15,6 +15,7 @@ import (
 var phaseMeaning = map[pd.Phase]string{
 	pd.PhaseEPP:     "the picker reads the request and chooses the endpoints",
 	pd.PhaseRecv:    "the sidecar reads the request",
+	pd.PhaseEncode:  "encoders encode images, audio and video, if they are named",
 	pd.PhasePrefill: "a prefill engine computes the KV cache of the prompt",
 	pd.PhaseHandoff: "the sidecar turns the answer of prefill into the request to decode",
 	pd.PhaseFirst: "the decode engine pulls the KV cache, or computes it if local, up to its first byte, or up to the end of an " +

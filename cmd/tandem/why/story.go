@@ -140,7 +140,7 @@ func longest(timing string) (name string, share float64, ok bool) {
 		return "", 0, false
 	}
 	var most, sum time.Duration
-	for _, phase := range []pd.Phase{pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode} {
+	for _, phase := range []pd.Phase{pd.PhaseRecv, pd.PhaseEncode, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode} {
 		took, _ := phases.Get(phase)
 		if sum += took; took > most {
 			most, name = took, during[phase]

@@ -46,6 +46,7 @@ var because = map[pd.Reason]string{
 // during has the phases, each to follow the word "in".
 var during = map[pd.Phase]string{
 	pd.PhaseRecv:    "recv, while the request arrived",
+	pd.PhaseEncode:  "encode, while images, audio and video were encoded on other pods",
 	pd.PhasePrefill: "prefill, until there was a usable hand-off",
 	pd.PhaseHandoff: "handoff, between the two legs",
 	pd.PhaseFirst:   "first, until the engine sent the first byte of its answer",

@@ -63,8 +63,8 @@ type DeciderNames struct {
 	// Prefill names the decider about prefill. Default "": prompts are computed on another pod only if the client forces it.
 	Prefill string `yaml:"prefill"`
 	// Encode names the decider about encode, usually an always-disagg-multimodal-decider. Default "": what computes the prompt also
-	// encodes. The picked endpoints are named to the sidecar. llm-d's sidecar sends them the items; Tandem's does not, and what
-	// computes the prompt encodes.
+	// encodes. The picked endpoints are named to the sidecar, which has them encode, if its --ec-connector is set. They share the
+	// items of a request: the picker of the encode profile says how many there are.
 	Encode string `yaml:"encode"`
 }
 
@@ -91,10 +91,9 @@ func NewDisaggProfile() epp.Plugin {
 
 // Correct implements epp.Corrector. It corrects nothing, and warns of what has no effect.
 func (p *DisaggProfile) Correct(warn epp.Report) {
-	field, name := p.encodeDecider()
+	_, name := p.encodeDecider()
 	switch {
 	case name != "":
-		warn(field, "takes effect only with llm-d's sidecar: Tandem's has images, audio and video encoded where the prompt is computed")
 	case p.Profiles.Encode != "":
 		warn("profiles.encode", "has no effect without deciders.encode")
 	case p.EncodeProfile != "":
