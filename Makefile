@@ -69,7 +69,7 @@ test-vllm: modules .tools/vllm .tools/tinymodel .tools/envoy .tools/clients ## r
 	@cd e2e/serving && go test -count=1 -timeout=25m -run '^TestRealEngines$$' $(TESTFLAGS) -vllm
 
 .PHONY: test-connectors
-test-connectors: modules .tools/vllm .tools/mooncake .tools/tinymodel ## run pairs of real vLLM engines with their other connectors: 7 GB of disk, 8 GB of memory
+test-connectors: modules .tools/vllm .tools/mooncake .tools/tinymodel .tools/visionmodel ## run pairs of real vLLM engines with their other connectors: 7 GB of disk, 8 GB of memory
 	@cd e2e/connectors && go test -count=1 -timeout=40m -run '^TestRealEngines$$' $(TESTFLAGS) -connectors $(CONNECTORSFLAGS)
 
 .PHONY: test-kvcache

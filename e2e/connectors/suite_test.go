@@ -114,13 +114,17 @@ func TestRealEngines(t *testing.T) {
 	}
 	realengine.Require(t, "vllm")
 	selected := regexp.MustCompile(*only)
+	if selected.MatchString(encoders) {
+		t.Run(encoders, testEncoders)
+	}
 	plain := make(chan *realengine.Engine, 1)
-	go func() { plain <- startEngine(t, vllm.Options{Name: "plain"}) }()
+	startPlain := sync.OnceFunc(func() { go func() { plain <- startEngine(t, vllm.Options{Name: "plain"}) }() })
 	p := &pair{}
 	for _, s := range suites {
 		if !selected.MatchString(s.name) {
 			continue
 		}
+		startPlain()
 		t.Run(s.name, func(t *testing.T) {
 			began := time.Now()
 			p.suite = s

@@ -22,6 +22,15 @@ const (
 	Decode  Role = "kv_consumer"
 )
 
+// EncoderRole is an engine's side of an exchange of encodings of images.
+type EncoderRole string
+
+// The roles, with vLLM's names. An encoder generates nothing.
+const (
+	Encoder        EncoderRole = "ec_producer"
+	EncodingReader EncoderRole = "ec_consumer"
+)
+
 // Policy is what a decode engine does with a request whose KV cache cannot be loaded.
 type Policy string
 
@@ -50,8 +59,12 @@ type Options struct {
 	Name      string // in messages
 	Role      Role
 	Connector Connector // of an engine that is not plain; "": NIXL
-	// Store is the folder that the engines of a pair share, for files.
+	// Store is the folder that the engines of a pair share, for files of KV caches or of encodings.
 	Store string
+	// Vision serves a model that sees, with at most four images a request.
+	Vision bool
+	// Encodings exchanges encodings as files, by ECExampleConnector; "": not.
+	Encodings EncoderRole
 	// SidePort is where a prefill engine tells decode engines how it is reached: its NIXL side channel, Mooncake's bootstrap
 	// server, or the peer-to-peer tier of either engine. 0: a free port.
 	SidePort int
@@ -87,6 +100,11 @@ func Start(ctx context.Context, o Options) (*realengine.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Vision {
+		if tools.Model, err = realengine.FindPart("visionmodel"); err != nil {
+			return nil, err
+		}
+	}
 	args = append([]string{"-m", "vllm.entrypoints.cli.main", "serve", tools.Model, "--served-model-name=" + realengine.Model,
 		"--host=" + realengine.Loopback, "--port=" + strconv.Itoa(ports[0])}, args...)
 	return realengine.Start(ctx, realengine.Command{Name: o.Name, Port: ports[0], Path: tools.Python, Args: args,
@@ -110,6 +128,17 @@ func (o Options) args() ([]string, error) {
 		if o.Connector == Files || o.Connector == Multi { // which know one kind of cache only
 			args = append(args, "--disable-hybrid-kv-cache-manager")
 		}
+	}
+	if o.Vision {
+		args = append(args, `--limit-mm-per-prompt={"image":4,"video":0}`)
+	}
+	if o.Encodings != "" {
+		config, err := json.Marshal(map[string]any{"ec_connector": "ECExampleConnector", "ec_role": o.Encodings,
+			"ec_connector_extra_config": map[string]any{"shared_storage_path": o.Store}})
+		if err != nil {
+			return nil, fmt.Errorf("writing the encoder configuration of %s: %w", o.Name, err)
+		}
+		args = append(args, "--ec-transfer-config="+string(config))
 	}
 	return append(args, o.Args...), nil
 }
@@ -160,6 +189,13 @@ func (o Options) environment(site string, side int) ([]string, error) {
 		"VLLM_HOST_IP=" + realengine.Loopback, "VLLM_NIXL_SIDE_CHANNEL_HOST=" + realengine.Loopback,
 		"VLLM_NIXL_SIDE_CHANNEL_PORT=" + strconv.Itoa(side),
 		"UCX_TLS=tcp", "UCX_NET_DEVICES=lo", // not through shared memory, which pods do not have
+	}
+	if o.Vision {
+		vision, err := realengine.FindPart("torchvision")
+		if err != nil {
+			return nil, err
+		}
+		site += ":" + vision
 	}
 	if o.Connector != Mooncake {
 		return append(env, "PYTHONPATH="+site), nil

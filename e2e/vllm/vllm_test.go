@@ -19,3 +19,14 @@ func TestFlagsTellTheRole(t *testing.T) {
 		}
 	}
 }
+
+func TestFlagsOfEncoders(t *testing.T) {
+	args, err := Options{Encodings: Encoder, Store: "/s", Vision: true}.args()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `--ec-transfer-config={"ec_connector":"ECExampleConnector","ec_connector_extra_config":{"shared_storage_path":"/s"},"ec_role":"ec_producer"}`
+	if last := args[len(args)-1]; last != want {
+		t.Errorf("the last flag is %s", last)
+	}
+}
