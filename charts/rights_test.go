@@ -151,7 +151,7 @@ func pickerOf(t *testing.T, plane *controlplane.Plane, all objects) picker {
 			account, _, _ := unstructured.NestedString(pod.Object, "spec", "serviceAccountName")
 			_, kubeconfig := plane.As(t.Context(), pod.GetNamespace(), account)
 			args = append(args, "--kubeconfig="+kubeconfig, "--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0",
-				"--metrics-port=0", "--admin-address=127.0.0.1:0")
+				"--metrics-port=0", "--admin-address=127.0.0.1:0", "--share-address=127.0.0.1:0")
 			process, err := stack.Start(t.Context(), stack.Program{Name: "epp", Path: program(t, "epp"), Args: args,
 				ReadyTimeout: patience})
 			if err != nil {
