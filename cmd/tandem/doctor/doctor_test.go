@@ -192,7 +192,7 @@ func TestBroken(t *testing.T) {
 		{"no prefix caching", "kv-cache", warn, "prefill-0 has prefix caching off", "--enable-prefix-caching", "", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].front = rewrite("/metrics", `enable_prefix_caching="True"`, `enable_prefix_caching="False"`)
 		}},
-		{"no connector", "connector", fail, "prefill-0: its metrics page has no metrics", "NixlConnector", "", func(_ *testing.T, p *testPool) {
+		{"no connector", "connector", fail, "prefill-0: its metrics page has no metrics", "NixlConnector", "probe", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].front = rewrite("/metrics", "vllm:nixl_", "vllm:other_")
 		}},
 		{"wrong KV role", "kv-role", fail, "prefill-0: it is labelled prefill and started as kv_consumer", "kv_producer for prefill", "", func(_ *testing.T, p *testPool) {
