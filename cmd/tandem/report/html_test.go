@@ -378,7 +378,7 @@ func TestContrast(t *testing.T) {
 		t.Fatalf("white is %v, black %v", one, other)
 	}
 	text := []string{"ink", "quiet", "link", "good", "bad"} // WCAG 2.2, 1.4.3
-	marks := []string{"focus", "remote", "local", "refused", "other", "epp", "recv", "prefill", "handoff", "first", "decode", "overlap",
+	marks := []string{"focus", "remote", "local", "refused", "other", "epp", "recv", "encode", "prefill", "handoff", "first", "decode", "overlap",
 		"running", "waiting", "inflight", "kv"} // 1.4.11
 	for scheme, colours := range schemes(t) {
 		for name, colour := range colours {
