@@ -55,7 +55,7 @@ var othersFlags = regexp.MustCompile(`\((its|their) --[a-z-]+\)|the EPP's --[a-z
 // companions are the flags without which a command, or one flag of a command, refuses all others.
 var companions = map[string]string{
 	"tandem drain": "--sidecar=127.0.0.1:1", "tandem doctor": "--epp-admin=127.0.0.1:1",
-	"epp --endpoint-selector": "--endpoint-target-ports=7", "tandem up --prefill-engine": "--decode-engine=127.0.0.1:2",
+	"epp --endpoint-selector": "--endpoint-target-ports=7", "epp --share-cert-path": "--share-ca=7", "tandem up --prefill-engine": "--decode-engine=127.0.0.1:2",
 	"sidecar --enable-ssrf-protection":       "--inference-pool=llama",
 	"tandem envoy-config --pool-server-name": "--pool-tls", "tandem envoy-config --canary-percent": "--canary=127.0.0.1:1",
 }

@@ -345,7 +345,7 @@ func TestPlugins(t *testing.T) {
 }
 
 // foreignFlags are flags of other programs that pages name.
-var foreignFlags = []string{"--api-key", "--block-size", "--kv-transfer-config", "--mm-processor-cache-gb", "--no-enable-prefix-caching", "--shutdown-timeout", "--flag", "--force-conflicts", "--ssl-certfile", "--ssl-keyfile",
+var foreignFlags = []string{"--api-key", "--block-size", "--chat-template", "--kv-transfer-config", "--mm-processor-cache-gb", "--no-enable-prefix-caching", "--shutdown-timeout", "--flag", "--force-conflicts", "--ssl-certfile", "--ssl-keyfile",
 	"--version", "--help", "--check", "--disaggregation-decode-enable-radix-cache", "--dp-size", "--data-parallel-multi-port-external-lb",
 	// of SGLang's router
 	"--pd-disaggregation", "--service-discovery", "--prefill-selector", "--decode-selector", "--policy", "--prefill-policy", "--decode-policy", "--retry-max-retries",
@@ -359,7 +359,7 @@ func TestFlags(t *testing.T) {
 	}
 	flag := regexp.MustCompile(`--[a-z][a-z0-9-]*[a-z0-9]`)
 	for _, args := range [][]string{{"epp"}, {"sidecar"}, {"keeper"}, {"sim"}, {"tandem", "up"}, {"tandem", "demo"}, {"tandem", "check"},
-		{"tandem", "explain"}, {"tandem", "doctor"}, {"tandem", "drain"}, {"tandem", "envoy-config"}, {"tandem", "gateway"}, {"tandem", "bench"}, {"tandem", "load"}, {"tandem", "replay"}, {"tandem", "why"}} {
+		{"tandem", "explain"}, {"tandem", "doctor"}, {"tandem", "drain"}, {"tandem", "envoy-config"}, {"tandem", "gateway"}, {"tandem", "bench"}, {"tandem", "load"}, {"tandem", "replay"}, {"tandem", "shadow"}, {"tandem", "why"}} {
 		for _, found := range flag.FindAllString(run(t, "", program(t, args[0]), append(args[1:], "--help")...), -1) {
 			known[found] = true
 		}
