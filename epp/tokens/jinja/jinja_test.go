@@ -56,7 +56,7 @@ func TestCasesAreTheReferences(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile("testdata/cases.out", out, 0o644); err != nil {
+		if err := os.WriteFile("testdata/results.jsonl", out, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -68,7 +68,7 @@ func TestCasesAreTheReferences(t *testing.T) {
 	if err := json.Unmarshal(data, &cases); err != nil {
 		t.Fatal(err)
 	}
-	recorded, err := os.ReadFile("testdata/cases.out")
+	recorded, err := os.ReadFile("testdata/results.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}
