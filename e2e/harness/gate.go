@@ -20,24 +20,42 @@ type Gate struct {
 	Held   chan struct{} // gets one for every read that a closed gate holds
 	conns  map[net.Conn]struct{}
 	closed bool
-	record [2]bytes.Buffer // bytes to the engine, and from it
+	record []*exchange // one for each connection
 }
 
-// Exchanged returns the bytes of both directions so far.
+// exchange is the bytes to the engine, and from it, of one connection.
+type exchange [2]bytes.Buffer
+
+// Exchanged returns the bytes of both directions so far, without connections on which the sidecar asks what the engine is.
 func (g *Gate) Exchanged() (request, answer string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.record[0].String(), g.record[1].String()
+	for _, e := range g.record {
+		if !bytes.HasPrefix(e[0].Bytes(), []byte("GET ")) {
+			request += e[0].String()
+			answer += e[1].String()
+		}
+	}
+	return request, answer
 }
 
-func (g *Gate) note(way direction, b []byte) {
+func (g *Gate) note(e *exchange, way direction, b []byte) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if way == Requests {
-		g.record[0].Write(b)
+		e[0].Write(b)
 	} else {
-		g.record[1].Write(b)
+		e[1].Write(b)
 	}
+}
+
+// begin makes the record of another connection.
+func (g *Gate) begin() *exchange {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e := new(exchange)
+	g.record = append(g.record, e)
+	return e
 }
 
 // direction is the direction that a gate holds.
@@ -76,8 +94,9 @@ func NewGate(t *testing.T, addr string, holds direction) *Gate {
 			if !g.keep(in, out) {
 				return
 			}
-			running.Go(func() { g.relay(out, in, Requests, holds); g.drop(in, out) })
-			running.Go(func() { g.relay(in, out, Answers, holds) })
+			e := g.begin()
+			running.Go(func() { g.relay(e, out, in, Requests, holds); g.drop(in, out) })
+			running.Go(func() { g.relay(e, in, out, Answers, holds) })
 		}
 	})
 	t.Cleanup(func() {
@@ -115,12 +134,12 @@ func (g *Gate) drop(conns ...net.Conn) {
 	}
 }
 
-func (g *Gate) relay(to, from net.Conn, way, holds direction) {
+func (g *Gate) relay(e *exchange, to, from net.Conn, way, holds direction) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
-			g.note(way, buf[:n])
+			g.note(e, way, buf[:n])
 			if way == holds {
 				g.wait()
 			}

@@ -37,7 +37,7 @@ var anyCache = func() simtest.Recordings {
 }()
 
 // patience is how long legs wait for each other in these tests: as long as they need to fail.
-const patience = 100 * time.Millisecond
+const patience = time.Second
 
 func recordedEngine(c *sglang.Config) {
 	c.MaxTotalTokens, c.MaxRunningRequests, c.ContextLength, c.ServedModelName = 16384, 16, 4096, "tiny"
