@@ -21,9 +21,9 @@ import (
 // one that is here must not.
 var surfaceDifferences = map[string]string{}
 
-// notTheSurface are recordings that no request alone makes again: legs of hand-offs, and engines in some state or with other
+// notTheSurface are recordings that no request alone makes again: legs of hand-offs, encoders, and engines in some state or with other
 // flags. The suite of the pair and the simulator's own tests have those.
-var notTheSurface = regexp.MustCompile(`^(pd-|pdfail-|err-503-|render-disabled)`)
+var notTheSurface = regexp.MustCompile(`^(ec-|pd-|pdfail-|err-503-|render-disabled)`)
 
 // testSurface sends what was once sent to a real engine, byte for byte, to the real engine of today and to a simulated one.
 func testSurface(t *testing.T) {
