@@ -199,8 +199,9 @@ func ended(lines *bufio.Scanner) error {
 }
 
 const (
-	maxRequests = 1 << 20 // in flight on one endpoint, by one replica
-	maxTokens   = 1 << 36
+	// What one replica may have in flight on one endpoint: a hundred of them fit into the counts of an endpoint.
+	maxRequests = 1 << 16
+	maxTokens   = 1 << 32
 )
 
 // read reads a line: the endpoints whose load has changed.
