@@ -27,7 +27,7 @@ import (
 // Options are the settings of a run.
 type Options struct {
 	Config    *config.Config
-	Shadow    *config.Config // that decides beside it without effect; nil: none
+	Shadow    *config.Config // that decides about the same requests without effect; nil: none
 	Pool      Pool
 	Replicas  int           // pickers, which do not know of each other's requests; 0 is 1
 	Engine    engine.Config // of every engine; PartTokens is set by Run
@@ -205,7 +205,7 @@ func (p *picker) build(i int) (*config.Built, error) {
 		return nil, errors.Join(err, built.Close())
 	}
 	if o.Shadow != nil {
-		if err := p.beside(o.Shadow); err != nil {
+		if err := p.startShadow(o.Shadow); err != nil {
 			return nil, errors.Join(err, built.Close())
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-serving/tandem/epp/shadow"
 )
 
-// beside has a second configuration decide about the picker's requests without effect, as a picker's --shadow-config does.
-func (p *picker) beside(c *config.Config) error {
+// startShadow has a second configuration decide about the picker's requests without effect, as a picker's --shadow-config does.
+func (p *picker) startShadow(c *config.Config) error {
 	w := p.world
 	keep := &epp.Keep{Clock: &w.clock, Offline: true}
 	built, err := c.Build(slog.New(slog.DiscardHandler), keep)
@@ -30,6 +30,6 @@ func (p *picker) beside(c *config.Config) error {
 		}
 	}
 	p.observers = append(append(p.observers, config.Of[epp.Observer](built)...), p.compared)
-	p.sched.Beside(&sched.Shadow{Pipeline: pipeline, Watcher: p.compared})
+	p.sched.SetShadow(&sched.Shadow{Pipeline: pipeline, Watcher: p.compared})
 	return nil
 }

@@ -42,7 +42,7 @@ type PDOptions struct {
 	Threshold int
 	// Config is a file with an EndpointPickerConfig; "": the picker's default with Threshold.
 	Config string
-	// Shadow is a file with an EndpointPickerConfig that decides beside it without effect; "": none.
+	// Shadow is a file with an EndpointPickerConfig that decides about the same requests without effect; "": none.
 	Shadow string
 	// Capture is a file for what the picker is asked and decides; "": none.
 	Capture string

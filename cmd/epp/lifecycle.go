@@ -11,7 +11,7 @@ import (
 // lifecycle tells the plugins of the configuration in use what changes in the pool.
 type lifecycle struct {
 	keep   *epp.Keep            // told as well, of endpoints: what it holds may be used again by a later configuration
-	beside epp.EndpointObserver // told as well; nil: there is none. It is set before there are endpoints
+	shadow epp.EndpointObserver // told as well; nil: there is none. It is set before there are endpoints
 
 	mu        sync.Mutex            // held while plugins are called: after use has returned, those before are not called any more
 	members   map[int]*epp.Endpoint // by slot
@@ -43,8 +43,8 @@ func (l *lifecycle) use(b *config.Built) {
 // EndpointJoined implements epp.EndpointObserver.
 func (l *lifecycle) EndpointJoined(e *epp.Endpoint) {
 	l.keep.EndpointJoined(e)
-	if l.beside != nil {
-		l.beside.EndpointJoined(e)
+	if l.shadow != nil {
+		l.shadow.EndpointJoined(e)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -60,8 +60,8 @@ func (l *lifecycle) EndpointJoined(e *epp.Endpoint) {
 // EndpointLeft implements epp.EndpointObserver.
 func (l *lifecycle) EndpointLeft(e *epp.Endpoint) {
 	l.keep.EndpointLeft(e)
-	if l.beside != nil {
-		l.beside.EndpointLeft(e)
+	if l.shadow != nil {
+		l.shadow.EndpointLeft(e)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

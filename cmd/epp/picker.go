@@ -36,9 +36,9 @@ type picker struct {
 	queue     *queue
 	metrics   *sched.Metrics
 	live      *config.Live
-	beside    *beside     // nil: there is no shadow
-	watch     *kube.Watch // source of the endpoints; nil = a file
-	file      pool.File   // source of the endpoints without a watch
+	shadow    *shadowPicker // nil: there is no shadow
+	watch     *kube.Watch   // source of the endpoints; nil = a file
+	file      pool.File     // source of the endpoints without a watch
 	rules     *rules
 	requests  requests
 	exchange  *replica.Exchange // nil: loads are not exchanged with other replicas
@@ -96,11 +96,11 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	}
 	registry.MustRegister(pluginMetrics{p})
 	if cfg.Picking.Shadow != "" {
-		if p.beside, err = newBeside(&p.settings, p, log); err != nil {
+		if p.shadow, err = newShadow(&p.settings, p, log); err != nil {
 			return nil, errors.Join(err, p.live.Close())
 		}
-		p.lifecycle.beside = p.beside
-		registry.MustRegister(p.beside.report)
+		p.lifecycle.shadow = p.shadow
+		registry.MustRegister(p.shadow.report)
 	}
 	return p, nil
 }
@@ -317,8 +317,8 @@ func (p *picker) run(ctx context.Context) error {
 	}
 	following.Go(func() { p.lifecycle.follow(ctx, p.pool) })
 	var shadows error
-	if p.beside != nil {
-		following.Go(func() { shadows = p.beside.run(ctx) })
+	if p.shadow != nil {
+		following.Go(func() { shadows = p.shadow.run(ctx) })
 	}
 	err := p.pool.Run(ctx)
 	stop()
@@ -328,10 +328,10 @@ func (p *picker) run(ctx context.Context) error {
 
 // close ends the plugins. run must have returned.
 func (p *picker) close() error {
-	if p.beside == nil {
+	if p.shadow == nil {
 		return p.live.Close()
 	}
-	return errors.Join(p.beside.close(), p.live.Close())
+	return errors.Join(p.shadow.close(), p.live.Close())
 }
 
 // detail returns what probes are told besides ok.

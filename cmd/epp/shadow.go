@@ -16,8 +16,8 @@ import (
 	"github.com/tandem-serving/tandem/epp/shadow"
 )
 
-// beside is the shadow: a second configuration that decides about the same requests without effect, and follows its file.
-type beside struct {
+// shadowPicker is the shadow: a second configuration that decides about the same requests without effect, and follows its file.
+type shadowPicker struct {
 	file      string
 	keep      epp.Keep
 	lifecycle lifecycle
@@ -29,13 +29,13 @@ type beside struct {
 	log       *slog.Logger
 }
 
-// newBeside puts the configuration of a file beside the one in use.
-func newBeside(c *settings, p *picker, log *slog.Logger) (*beside, error) {
+// newShadow has the configuration of a file decide about the requests of a picker.
+func newShadow(c *settings, p *picker, log *slog.Logger) (*shadowPicker, error) {
 	data, err := epp.ReadFile(c.Picking.Shadow, config.MaxSize)
 	if err != nil {
 		return nil, boot.Configf("shadow-config: %w", err)
 	}
-	b := &beside{file: c.Picking.Shadow, report: shadow.New(c.Picking.Shadow, epp.SystemClock), pool: p.pool, sched: p.sched, settings: c,
+	b := &shadowPicker{file: c.Picking.Shadow, report: shadow.New(c.Picking.Shadow, epp.SystemClock), pool: p.pool, sched: p.sched, settings: c,
 		log: log.With("shadow", c.Picking.Shadow)}
 	b.lifecycle.keep = &b.keep
 	if b.live, err = config.Start(data, config.Options{Table: c.Picking.table(), Log: b.log, Keep: &b.keep, Swap: b.swap}); err != nil {
@@ -45,14 +45,14 @@ func newBeside(c *settings, p *picker, log *slog.Logger) (*beside, error) {
 }
 
 // swap makes a configuration the shadow's.
-func (b *beside) swap(_ *config.Config, built *config.Built) error {
+func (b *shadowPicker) swap(_ *config.Config, built *config.Built) error {
 	pipeline, err := b.settings.shadowPipeline(built)
 	if err != nil {
 		return err
 	}
 	b.lifecycle.use(built)
 	b.report.Restart()
-	b.sched.Beside(&sched.Shadow{Pipeline: pipeline, Watcher: b.report})
+	b.sched.SetShadow(&sched.Shadow{Pipeline: pipeline, Watcher: b.report})
 	if err := b.keep.Settle(); err != nil {
 		b.log.Error("what an earlier configuration used could not be closed", "error", err)
 	}
@@ -65,19 +65,19 @@ func (c *settings) shadowPipeline(b *config.Built) (*sched.Pipeline, error) {
 }
 
 // EndpointJoined implements epp.EndpointObserver.
-func (b *beside) EndpointJoined(e *epp.Endpoint) {
+func (b *shadowPicker) EndpointJoined(e *epp.Endpoint) {
 	b.report.EndpointJoined(e)
 	b.lifecycle.EndpointJoined(e)
 }
 
 // EndpointLeft implements epp.EndpointObserver.
-func (b *beside) EndpointLeft(e *epp.Endpoint) {
+func (b *shadowPicker) EndpointLeft(e *epp.Endpoint) {
 	b.report.EndpointLeft(e)
 	b.lifecycle.EndpointLeft(e)
 }
 
 // run follows the file and the pool until ctx ends.
-func (b *beside) run(ctx context.Context) error {
+func (b *shadowPicker) run(ctx context.Context) error {
 	var following sync.WaitGroup
 	following.Go(func() { b.live.Follow(ctx, b.file) })
 	following.Go(func() { b.lifecycle.follow(ctx, b.pool) })
@@ -86,8 +86,8 @@ func (b *beside) run(ctx context.Context) error {
 }
 
 // close ends the plugins. run must have returned.
-func (b *beside) close() error {
-	b.sched.Beside(nil)
+func (b *shadowPicker) close() error {
+	b.sched.SetShadow(nil)
 	return b.live.Close()
 }
 
@@ -117,12 +117,12 @@ func (c *settings) validateShadow(p *boot.Problems) {
 }
 
 func (p *picker) debugShadow(w http.ResponseWriter, _ *http.Request) {
-	if p.beside == nil {
+	if p.shadow == nil {
 		http.Error(w, "There is no shadow: start the picker with --shadow-config.", http.StatusNotFound)
 		return
 	}
 	writeJSON(w, struct {
 		shadow.View
 		State string `json:"state"`
-	}{p.beside.report.View(), fmt.Sprint(p.beside.live.State().Detail())})
+	}{p.shadow.report.View(), fmt.Sprint(p.shadow.live.State().Detail())})
 }

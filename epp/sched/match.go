@@ -9,14 +9,17 @@ import (
 // needsOf returns what is needed of prompts so that every matcher can read them: the longest blocks of which those of each matcher are
 // made, as many as the one that compares most needs, and as many token ids.
 func needsOf(matchers []epp.Matcher) (all epp.PromptSpec) {
-	tokens := 0
 	for _, m := range matchers {
-		one := m.Needs()
-		all.Tokens, tokens = commonLength(all.Tokens, one.Tokens), max(tokens, one.Tokens*one.Max)
-		all.IDs = max(all.IDs, one.IDs)
+		all = union(all, m.Needs())
 	}
+	return all
+}
+
+// union returns what two specifications need together.
+func union(a, b epp.PromptSpec) (all epp.PromptSpec) {
+	all.Tokens, all.IDs = commonLength(a.Tokens, b.Tokens), max(a.IDs, b.IDs)
 	if all.Tokens > 0 {
-		all.Max = tokens / all.Tokens
+		all.Max = max(a.Tokens*a.Max, b.Tokens*b.Max) / all.Tokens
 	}
 	return all
 }

@@ -42,7 +42,7 @@ func (s *Scheduler) Needs() epp.PromptSpec {
 		return epp.PromptSpec{}
 	}
 	if shadow := s.shadow.Load(); shadow != nil {
-		return also(p.needs, shadow.Pipeline.needs)
+		return union(p.needs, shadow.Pipeline.needs)
 	}
 	return p.needs
 }

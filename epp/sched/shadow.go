@@ -15,7 +15,7 @@ type Shadow struct {
 	Watcher  Watcher
 }
 
-// Watcher gets what a shadow decides, beside what is done. It must be safe for concurrent use.
+// Watcher gets what a shadow decides, and what is done. It must be safe for concurrent use.
 type Watcher interface {
 	epp.Observer // of the outcomes of what was done
 	// Compared is called after every pick, on the goroutine of the request, which waits for it. It must not keep the request.
@@ -29,21 +29,12 @@ type Comparison struct {
 	Live, Shadow *epp.Decision // the picks of both have what was seen of their endpoints; nothing is reserved for Shadow
 }
 
-// Beside replaces the shadow, and returns the old one; nil: there is none. When it has returned, the old one's observers are not called any
+// SetShadow replaces the shadow, and returns the old one; nil: there is none. When it has returned, the old one's observers are not called any
 // more; picks that still use it must be able to finish.
-func (s *Scheduler) Beside(shadow *Shadow) (old *Shadow) {
+func (s *Scheduler) SetShadow(shadow *Shadow) (old *Shadow) {
 	s.telling.Lock()
 	defer s.telling.Unlock()
 	return s.shadow.Swap(shadow)
-}
-
-// also returns what two specifications need together.
-func also(a, b epp.PromptSpec) (all epp.PromptSpec) {
-	all.Tokens, all.IDs = commonLength(a.Tokens, b.Tokens), max(a.IDs, b.IDs)
-	if all.Tokens > 0 {
-		all.Max = max(a.Tokens*a.Max, b.Tokens*b.Max) / all.Tokens
-	}
-	return all
 }
 
 // foresee has the shadow decide. It must be called before the load of the pipeline in use is reserved. The caller calls done.

@@ -46,7 +46,7 @@ func shadowed(t testing.TB, p *pool, live, shadow sched.Config) (*sched.Schedule
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Beside(&sched.Shadow{Pipeline: pipeline, Watcher: told})
+	s.SetShadow(&sched.Shadow{Pipeline: pipeline, Watcher: told})
 	return s, told
 }
 
@@ -125,7 +125,7 @@ func TestShadowLearnsWhatHappens(t *testing.T) {
 	if seen.outcomes != 1 || told.outcomes != 1 {
 		t.Errorf("%d and %d outcomes were told, want 1 each", seen.outcomes, told.outcomes)
 	}
-	s.Beside(nil)
+	s.SetShadow(nil)
 	mustPick(t, s, splitRequest(1000))
 	if len(told.all) != 1 || len(seen.picked) != 1 {
 		t.Error("a shadow that was removed is still told")
@@ -154,7 +154,7 @@ func TestShadowOfRefusals(t *testing.T) {
 func BenchmarkPickWithShadow(b *testing.B) {
 	p := fleet(append(times(50, "decode"), times(50, "prefill")...)...)
 	s, _ := shadowed(b, p, disagg(), locally())
-	s.Beside(&sched.Shadow{Pipeline: pipelineOf(b, locally()), Watcher: discards{}})
+	s.SetShadow(&sched.Shadow{Pipeline: pipelineOf(b, locally()), Watcher: discards{}})
 	r := splitRequest(4000)
 	b.ReportAllocs()
 	for b.Loop() {

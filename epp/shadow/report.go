@@ -17,15 +17,18 @@ type Kind string
 
 // The kinds.
 const (
-	Refused   Kind = "refused"  // one of the two refuses the request
-	Verdict   Kind = "verdict"  // one computes the prompt locally, the other remotely
-	Decode    Kind = "decode"   // another endpoint for the first stage
-	Prefill   Kind = "prefill"  // another endpoint that computes the prompt
-	Same      Kind = "same"     // the same endpoints do the same
-	latest         = 100        // differences that are kept
-	confident      = 0.9        // of intervals
-	normal90       = 1.6448536  // standard errors from the middle of such an interval to its ends
-	toP90          = 1.28155157 // standard deviations from the median to the 90th percentile
+	Refused Kind = "refused" // one of the two refuses the request
+	Verdict Kind = "verdict" // one computes the prompt locally, the other remotely
+	Decode  Kind = "decode"  // another endpoint for the first stage
+	Prefill Kind = "prefill" // another endpoint that computes the prompt
+	Same    Kind = "same"    // the same endpoints do the same
+)
+
+const (
+	latest    = 100        // differences that are kept
+	confident = 0.9        // of intervals
+	normal90  = 1.6448536  // standard errors from the middle of such an interval to its ends
+	toP90     = 1.28155157 // standard deviations from the median to the 90th percentile
 )
 
 // Report is what is known since a shadow came into use. It is a sched.Watcher, and safe for concurrent use.

@@ -61,7 +61,7 @@ func newTraffic() *traffic {
 	return &traffic{New("b.yaml", clock), clock, endpoint(0, "decode")}
 }
 
-// serve has a request be picked for, with another decision beside it, and end. It took so long for each 1,000 tokens, those before it included.
+// serve has a request be picked for, compares it with another decision, and ends it. It took so long for each 1,000 tokens, those before it included.
 func (f *traffic) serve(shadow *epp.Decision, ahead int, perK time.Duration) {
 	f.clock.now = f.clock.now.Add(time.Second)
 	live := decision(1000, ahead, f.to, nil)

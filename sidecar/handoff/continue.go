@@ -139,7 +139,7 @@ func (o *ongoing) endLeg() {
 // The results of streams that break off, besides refusals; metric labels.
 const (
 	wentOn      = "ok"
-	goneTooOft  = "times"  // as often as --continue-times
+	tooOften    = "times"  // as often as --continue-times
 	overBudget  = "budget" // --continue-burst is spent
 	noEngine    = "no-engine"
 	othersFail  = "failed"
@@ -205,7 +205,7 @@ func (o *ongoing) tryOthers() string {
 		return string(why)
 	}
 	if o.Moves() >= x.legs.Continue.Times {
-		return goneTooOft
+		return tooOften
 	}
 	targets := o.targets()
 	if len(targets) == 0 {

@@ -32,7 +32,7 @@ type stackFlags struct {
 	Engine    string `flag:"engine" enum:"vllm,sglang" help:"what the engines are, or simulate: it decides how they hand over"`
 	Threshold int    `flag:"threshold" arg:"TOKENS" help:"number of prompt tokens not cached on the decode engine from which a prompt is prefilled remotely; 0: none is"`
 	Config    string `flag:"picker-config" arg:"FILE" help:"EndpointPickerConfig instead of the default with --threshold"`
-	Shadow    string `flag:"shadow-config" arg:"FILE" help:"EndpointPickerConfig that decides beside it without effect: tandem shadow shows what it would do"`
+	Shadow    string `flag:"shadow-config" arg:"FILE" help:"EndpointPickerConfig that decides about the same requests without effect: tandem shadow shows what it would do"`
 	Capture   string `flag:"capture" arg:"FILE" help:"write what the picker is asked and decides, for tandem replay; no prompts are in it"`
 	Envoy     bool   `flag:"envoy" help:"require the real Envoy. Default: Envoy if one is found (ENVOY_BIN, .tools/envoy, PATH), else the embedded gateway"`
 	Transport string `flag:"transport" enum:"tcp,nixl" help:"how KV moves between simulated engines: Tandem's own TCP, or the real NIXL library; with nixl, sidecars also renew and release hand-offs of your own engines. nixl needs the programs of make nixl"`

@@ -68,7 +68,7 @@ func (latencySLOAdmitter) Admits(r *epp.Round, c []epp.Candidate) bool {
 	return !predicted || generates && computes
 }
 
-// idle reports whether an endpoint has room for certain, whatever is predicted.
+// idle reports whether an endpoint can take a request at once for certain, whatever is predicted.
 func idle(c *epp.Candidate) bool {
 	if c.Trust == 0 {
 		return false

@@ -33,7 +33,7 @@ type TokenLocal struct {
 	// ModelTokenizerMap has the path of a tokenizer.json for each model, by the name of the model in requests.
 	ModelTokenizerMap map[string]string `yaml:"modelTokenizerMap"`
 	// ChatTemplateMap has the path of a chat template for models whose engines have another one than the model's own, as with vLLM's
-	// --chat-template. Default: chat_template.jinja beside the tokenizer.json, or else the one in tokenizer_config.json beside it. Messages and
+	// --chat-template. Default: chat_template.jinja in the folder of the tokenizer.json, or else the one in tokenizer_config.json there. Messages and
 	// tools are handed to the template as vLLM does. Chats that the picker cannot render, such as those with images, are asked of the service
 	// in vllm, if there is one.
 	ChatTemplateMap map[string]string `yaml:"chatTemplateMap"`
