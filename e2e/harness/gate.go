@@ -10,7 +10,7 @@ import (
 )
 
 // Gate is a TCP relay that can hold what one side sends, so that a test can act while a leg is in progress. It also relays
-// half-closed connections.
+// half-closed connections. It holds nothing of a request for a page: those are what the sidecar asks to know an engine.
 type Gate struct {
 	Addr    string
 	Refused atomic.Int32 // how many further connections are closed when they are accepted
@@ -26,12 +26,15 @@ type Gate struct {
 // exchange is the bytes to the engine, and from it, of one connection.
 type exchange [2]bytes.Buffer
 
+// asks reports whether the sidecar asks on this connection what the engine is.
+func (e *exchange) asks() bool { return bytes.HasPrefix(e[0].Bytes(), []byte("GET ")) }
+
 // Exchanged returns the bytes of both directions so far, without connections on which the sidecar asks what the engine is.
 func (g *Gate) Exchanged() (request, answer string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, e := range g.record {
-		if !bytes.HasPrefix(e[0].Bytes(), []byte("GET ")) {
+		if !e.asks() {
 			request += e[0].String()
 			answer += e[1].String()
 		}
@@ -39,7 +42,8 @@ func (g *Gate) Exchanged() (request, answer string) {
 	return request, answer
 }
 
-func (g *Gate) note(e *exchange, way direction, b []byte) {
+// note records b, and reports whether it belongs to a leg.
+func (g *Gate) note(e *exchange, way direction, b []byte) (leg bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if way == Requests {
@@ -47,6 +51,7 @@ func (g *Gate) note(e *exchange, way direction, b []byte) {
 	} else {
 		e[1].Write(b)
 	}
+	return !e.asks()
 }
 
 // begin makes the record of another connection.
@@ -139,8 +144,7 @@ func (g *Gate) relay(e *exchange, to, from net.Conn, way, holds direction) {
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
-			g.note(e, way, buf[:n])
-			if way == holds {
+			if leg := g.note(e, way, buf[:n]); leg && way == holds {
 				g.wait()
 			}
 			if _, werr := to.Write(buf[:n]); werr != nil {
