@@ -77,7 +77,7 @@ func TestSecurityHeadersAtTheFront(t *testing.T) {
 			if resp, text := q.mustSend(t, f.Front.Addr); resp.StatusCode != http.StatusServiceUnavailable {
 				t.Errorf("without a picker: status %d %s", resp.StatusCode, text)
 			}
-			if n := len(requestsOf(f.Decode[0].Tap)); n != before {
+			if n := calls(); n != before {
 				t.Errorf("without a picker %d requests reached the engine", n-before)
 			}
 			trap.mustHaveNoConnection(t)
