@@ -13,10 +13,12 @@ type Decision struct {
 	Picks   []StagePick
 	Verdict pd.Verdict // pd.Remote if a stage that splits the request has endpoints, else pd.Local
 	Reason  pd.Reason
-	Strict  bool   // the client forbade local prefill
-	Tokens  int    // length of the prompt, as it was known at the pick
-	Cached  int    // how many of these the first endpoint has cached
-	Costs   []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
+	Strict  bool // the client forbade local prefill
+	Tokens  int  // length of the prompt, as it was known at the pick
+	Cached  int  // how many of these the first endpoint has cached
+	// Source is what made the token ids that Tokens counts; nil if the request has ids itself, or its length is estimated.
+	Source TokenSource
+	Costs  []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
 	// Expected is what a PickObserver that predicts expects of the request; zero: nothing is expected.
 	Expected Expected
 	Origin   Origin // of the request

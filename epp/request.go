@@ -105,6 +105,8 @@ type Prompt struct {
 	// IDs are the token ids that the prompt begins with, nil = not known: those that the request carries, of its first prompt, or what a
 	// Preparer has found. Of a long prompt the rest may be missing. Nothing may change them, and they are valid as long as the request.
 	IDs []uint32
+	// Source is what made IDs, nil = the request carries them, or they are not known.
+	Source TokenSource
 	// Salt is the client's cache salt, "" = none: engines keep prompts with other salts apart.
 	Salt string
 	// Blocks are the chained hashes of the prompt's whole blocks, first block first: a hash stands for its block, all blocks
@@ -117,8 +119,17 @@ type Prompt struct {
 	Media []uint64
 }
 
-// SetIDs sets the token ids of the whole prompt, which tell its length too. Only functions that a Preparer returned may call it.
-func (p *Prompt) SetIDs(ids []uint32) { p.IDs, p.Tokens = ids, len(ids) }
+// SetIDs sets the token ids of the whole prompt, which tell its length too, and what made them. Only functions that a Preparer returned may
+// call it.
+func (p *Prompt) SetIDs(ids []uint32, by TokenSource) { p.IDs, p.Tokens, p.Source = ids, len(ids), by }
+
+// TokenSource makes the token ids of prompts, and learns how many tokens engines count in the same prompts. It must be safe for concurrent
+// use.
+type TokenSource interface {
+	// Counted is called once for an answer that reports how long its prompt was: made is the number of token ids that the source made of
+	// it, reported is the engine's. It is called after the request has ended, and must return quickly.
+	Counted(made, reported int)
+}
 
 // Matchable returns how many tokens of the prompt a prefix cache can hold: those of its hashed blocks, or all if it has none.
 func (p *Prompt) Matchable() int {

@@ -43,11 +43,44 @@ type checks struct {
 	found                [mismatches]atomic.Int64
 	known, unknown       atomic.Int64 // prompts by whether their token ids are known
 	predicted, reported  atomic.Int64 // cached tokens, of requests of which both are known
-	lengthTold, noneTold atomic.Bool  // they were logged
+	compared             [hits]atomic.Int64
+	errors               histogram   // of predictions, as shares of prompts
+	lengthTold, noneTold atomic.Bool // they were logged
 
 	mu      sync.Mutex
 	waiting map[*epp.Decision]prediction
 	window  struct{ blocks, difference, most int } // of the latest answers: blocks of their prompts, tokens
+}
+
+// hit says how a prediction of cached tokens compares with what the engine reports.
+type hit uint8
+
+const (
+	exactHit hit = iota
+	moreHit      // more were predicted
+	fewerHit
+	hits
+)
+
+// String returns the hit as metrics have it.
+func (h hit) String() string { return [hits]string{"exact", "more", "fewer"}[h] }
+
+// shareBounds are the upper bounds of differences, as shares of the prompt. The first one is for equal counts.
+var shareBounds = []float64{0, 0.01, 0.05, 0.1, 0.25, 0.5, 1}
+
+// compare counts a prediction by how far it is from what the engine reports.
+func (c *checks) compare(p prediction, reported int) {
+	c.predicted.Add(int64(p.cached))
+	c.reported.Add(int64(reported))
+	result := exactHit
+	switch {
+	case p.cached > reported:
+		result = moreHit
+	case p.cached < reported:
+		result = fewerHit
+	}
+	c.compared[result].Add(1)
+	c.errors.observe(float64(max(p.cached-reported, reported-p.cached)) / float64(max(p.prompt, 1)))
 }
 
 // prediction is what was predicted for a request.
@@ -126,8 +159,7 @@ func (f *Feed) Observe(o *epp.Outcome) {
 		return
 	}
 	reported := int(o.Result.Cached)
-	c.predicted.Add(int64(p.cached))
-	c.reported.Add(int64(reported))
+	c.compare(p, reported)
 	w := &c.window
 	w.blocks += p.prompt / f.blockTokens()
 	w.difference += max(p.cached-reported, reported-p.cached)

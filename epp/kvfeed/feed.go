@@ -58,7 +58,7 @@ type Feed struct {
 
 	index   *kvindex.Index
 	roots   kvevents.Roots
-	lag     lags
+	lag     histogram
 	checks  checks
 	pending [pendings]pending
 	bySlot  atomic.Pointer[[]*member] // nil where a slot has no endpoint
@@ -82,7 +82,8 @@ func New(options Options, clock epp.Clock, log *slog.Logger) *Feed {
 	transport.Proxy, transport.DisableKeepAlives = nil, true // engines are pods of the cluster, and are asked rarely
 	f := &Feed{options: options, log: log, warn: loglimit.New(log, problemsEvery), clock: clock, dialer: &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive},
 		client: &http.Client{Transport: transport, Timeout: askTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
-		index:  kvindex.New(kvindex.Seed(rand.Uint64()), options.Limit), ctx: ctx, stop: stop}
+		index:  kvindex.New(kvindex.Seed(rand.Uint64()), options.Limit), lag: newHistogram(lagBounds), ctx: ctx, stop: stop}
+	f.checks.errors = newHistogram(shareBounds)
 	f.bySlot.Store(new([]*member))
 	return f
 }

@@ -525,7 +525,12 @@ func TestPredictionsAreBounded(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	p := newPool(t, Options{}, "10.0.0.1:8000")
 	p.delivers(t, 0, 0, 0, stored(0, 1, 0, 4))
-	p.EndpointLeft(p.endpoints[0]) // counters stay
+	p.EndpointLeft(p.endpoints[0])                   // counters stay
+	for _, predicted := range []int{16, 16, 32, 0} { // the engine reports 16
+		d := &epp.Decision{}
+		p.Picked(request(ids(1, 4)), d, predicted)
+		p.Observe(&epp.Outcome{Decision: d, Result: &pd.AnswerSummary{Cached: 16}})
+	}
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(collector{p.Feed})
 	families, err := registry.Gather()
@@ -535,10 +540,15 @@ func TestMetrics(t *testing.T) {
 	values := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.Metric {
-			values[f.GetName()] += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			value := m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			values[f.GetName()] += value
+			for _, l := range m.Label {
+				values[f.GetName()+" "+l.GetValue()] += value
+			}
 		}
 	}
-	for name, want := range map[string]float64{"tandem_prefix_blocks": 0, "tandem_prefix_event_blocks_total": 4, "tandem_prefix_event_lag_seconds": 1} {
+	for name, want := range map[string]float64{"tandem_prefix_blocks": 0, "tandem_prefix_event_blocks_total": 4, "tandem_prefix_event_lag_seconds": 1,
+		"tandem_prefix_checked_total exact": 2, "tandem_prefix_checked_total more": 1, "tandem_prefix_checked_total fewer": 1, "tandem_prefix_error": 4} {
 		if got, ok := values[name]; !ok || got != want {
 			t.Errorf("%s is %v, want %v", name, got, want)
 		}

@@ -24,38 +24,45 @@ var (
 	foundDesc   = prometheus.NewDesc("tandem_prefix_mismatch_total", "What did not fit together between the picker and engines.", by("kind"), nil)
 	promptsDesc = prometheus.NewDesc("tandem_prefix_prompts_total", "Prompts that were picked for, by whether their token ids were known.", by("ids"), nil)
 	cachedDesc  = prometheus.NewDesc("tandem_prefix_cached_tokens_total", "Cached tokens of requests, as the picker predicted and as engines reported.", by("by"), nil)
+	hitsDesc    = prometheus.NewDesc("tandem_prefix_checked_total", "Requests whose cached tokens were predicted and reported, by how the prediction compares.", by("result"), nil)
+	errorDesc   = prometheus.NewDesc("tandem_prefix_error", "How far the predicted number of cached tokens is from what the engine reports, as a share of the prompt.", by(), nil)
 	unknownDesc = prometheus.NewDesc("tandem_prefix_strangers_total", "Messages of engines that are no endpoints of the pool.", by(), nil)
 )
 
 // lagBounds are the upper bounds of the lags (seconds).
-var lagBounds = [...]float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60}
+var lagBounds = []float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60}
 
-// lags is a histogram.
-type lags struct {
-	below [len(lagBounds) + 1]atomic.Int64
-	sum   atomic.Int64 // microseconds
+// histogram counts values by upper bounds. Make it with newHistogram.
+type histogram struct {
+	bounds []float64
+	below  []atomic.Int64
+	sum    atomic.Int64 // in millionths
 }
 
-// observe notes a lag in seconds. Clocks differ, so it may be negative.
-func (l *lags) observe(seconds float64) {
-	seconds = min(max(seconds, 0), 1e6)
+func newHistogram(bounds []float64) histogram {
+	return histogram{bounds: bounds, below: make([]atomic.Int64, len(bounds)+1)}
+}
+
+// observe notes a value. Clocks differ, so a lag may be negative.
+func (h *histogram) observe(value float64) {
+	value = min(max(value, 0), 1e6)
 	i := 0
-	for i < len(lagBounds) && seconds > lagBounds[i] {
+	for i < len(h.bounds) && value > h.bounds[i] {
 		i++
 	}
-	l.below[i].Add(1)
-	l.sum.Add(int64(seconds * 1e6))
+	h.below[i].Add(1)
+	h.sum.Add(int64(value * 1e6))
 }
 
-func (l *lags) collect(ch chan<- prometheus.Metric, producer string) {
-	buckets, count := make(map[float64]uint64, len(lagBounds)), uint64(0)
-	for i := range l.below {
-		count += uint64(l.below[i].Load())
-		if i < len(lagBounds) {
-			buckets[lagBounds[i]] = count
+func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, producer string) {
+	buckets, count := make(map[float64]uint64, len(h.bounds)), uint64(0)
+	for i := range h.below {
+		count += uint64(h.below[i].Load())
+		if i < len(h.bounds) {
+			buckets[h.bounds[i]] = count
 		}
 	}
-	ch <- prometheus.MustNewConstHistogram(lagDesc, count, float64(l.sum.Load())/1e6, buckets, producer)
+	ch <- prometheus.MustNewConstHistogram(desc, count, float64(h.sum.Load())/1e6, buckets, producer)
 }
 
 // totals are the sums of the counts of several sources.
@@ -121,7 +128,7 @@ func (f *Feed) CollectAs(producer string, ch chan<- prometheus.Metric) {
 	counter(replaysDesc, sum.replays-sum.failed, "ok")
 	counter(replaysDesc, sum.failed, "failed")
 	counter(unknownDesc, f.unknown.Load())
-	f.lag.collect(ch, producer)
+	f.lag.collect(ch, lagDesc, producer)
 	c := &f.checks
 	for i := range c.found {
 		counter(foundDesc, c.found[i].Load(), Mismatch(i).String())
@@ -130,4 +137,8 @@ func (f *Feed) CollectAs(producer string, ch chan<- prometheus.Metric) {
 	counter(promptsDesc, c.unknown.Load(), "unknown")
 	counter(cachedDesc, c.predicted.Load(), "picker")
 	counter(cachedDesc, c.reported.Load(), "engine")
+	for i := range c.compared {
+		counter(hitsDesc, c.compared[i].Load(), hit(i).String())
+	}
+	c.errors.collect(ch, errorDesc, producer)
 }

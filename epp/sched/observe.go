@@ -13,7 +13,7 @@ const outcomesKept = 4096
 // them.
 func (s *Scheduler) Observe(o *epp.Outcome) {
 	p := s.pipeline.Load()
-	if p == nil || len(p.config.Observers) == 0 && s.shadow.Load() == nil {
+	if p == nil || len(p.config.Observers) == 0 && s.shadow.Load() == nil && !counts(o) {
 		return
 	}
 	select {
@@ -41,8 +41,16 @@ func (s *Scheduler) Run(ctx context.Context) {
 	}
 }
 
-// tell calls the observers of the configuration in use, and those of its shadow.
+// counts reports whether the outcome tells the source of the prompt's token ids how many tokens the engine counts.
+func counts(o *epp.Outcome) bool {
+	return o.Decision != nil && o.Decision.Source != nil && o.Result != nil && o.Result.Prompt > 0
+}
+
+// tell calls the source of the prompt's token ids, the observers of the configuration in use, and those of its shadow.
 func (s *Scheduler) tell(o *epp.Outcome) {
+	if counts(o) {
+		o.Decision.Source.Counted(o.Decision.Tokens, int(o.Result.Prompt))
+	}
 	s.telling.Lock()
 	defer s.telling.Unlock()
 	for _, observer := range s.pipeline.Load().config.Observers {

@@ -285,6 +285,40 @@ func TestObservers(t *testing.T) {
 	})
 }
 
+// counting is a source of token ids that notes what it is told.
+type counting struct{ made, reported int }
+
+func (c *counting) Counted(made, reported int) { c.made, c.reported = c.made+made, c.reported+reported }
+
+// TestTokenSources: what made a prompt's token ids is told once how many tokens its engine counts, without observers too.
+func TestTokenSources(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := fleet("decode")
+		s := scheduler(t, p, disagg())
+		var source counting
+		r := splitRequest(100)
+		r.Prompt.SetIDs(make([]uint32, 70), &source)
+		d := mustPick(t, s, r)
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { s.Run(ctx) })
+		for _, o := range []epp.Outcome{
+			{Decision: d},
+			{Decision: d, Result: &pd.AnswerSummary{Prompt: -1}},
+			{Decision: d, Result: &pd.AnswerSummary{Prompt: 71}},
+			{Decision: mustPick(t, s, splitRequest(100)), Result: &pd.AnswerSummary{Prompt: 100}},
+			{Result: &pd.AnswerSummary{Prompt: 100}},
+		} {
+			s.Observe(&o)
+		}
+		stop()
+		running.Wait()
+		if source != (counting{made: 70, reported: 71}) {
+			t.Errorf("the source was told %+v", source)
+		}
+	})
+}
+
 func TestDecisionsGiveObserversSignals(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		c, p := disagg(), fleet("decode", "prefill")

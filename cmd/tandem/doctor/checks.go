@@ -85,6 +85,9 @@ var checks = []check{
 		"the picker must reach the metrics page of every endpoint (NetworkPolicy, metricsHost)", checkFreshness},
 	{"request path", "kv-events", "the picker hears the engines' KV events, if it goes by them, and they fit what engines report",
 		"the picker's /debug/prefix (admin port) shows each engine; docs/howto/kv-events.md says what can be wrong", checkKVEvents},
+	{"request path", "tokens", "the picker's tokenizers count as many tokens in prompts as the engines do",
+		"give token-producer the tokenizer.json and the chat template that the engines have (local.modelTokenizerMap, local.chatTemplateMap), " +
+			"or a tokenizer service (vllm.url), which is then asked instead", checkTokens},
 	{"request path", "service", "the Service named by the InferencePool leads to pickers",
 		"make the pool's endpointPickerRef name the picker's Service and its ext-proc port", checkService},
 	{"request path", "proxy", "clients reach the same model through the proxy",

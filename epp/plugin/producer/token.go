@@ -11,7 +11,8 @@ import (
 // Token says how prompts become tokens. Token ids that a request carries are taken first. With local, prompts of the completions and chat
 // APIs are turned into ids in the picker, by the model's tokenizer.json and chat template. With vllm, a tokenizer service is asked for the
 // ids of other prompts that are text, within a deadline; requests with images, and APIs other than chat and completions, are not asked for.
-// Where neither the request nor local nor vllm has ids, four bytes of text are taken for one token, as llm-d does by default.
+// Where neither the request nor local nor vllm has ids, four bytes of text are taken for one token, as llm-d does by default. Counts of
+// tokens are compared with those that engines report; where those of local differ, vllm is asked instead, if it is there.
 type Token struct {
 	// Backend is estimate or vllm. Default "": what has parameters, else estimate. With estimate, neither local nor vllm is used.
 	Backend string `yaml:"backend"`

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/tokens"
 	"github.com/tandem-serving/tandem/epp/tokens/chat"
@@ -38,6 +40,7 @@ type localTokens struct {
 type localModel struct {
 	tokenizer *tokens.Tokenizer
 	template  *chat.Template // nil = chats have no ids
+	check     *tokenCheck
 }
 
 // readModels reads the files of models. One that several models or an earlier configuration use is read once.
@@ -53,12 +56,14 @@ func readModels(p *TokenLocal, b *epp.Builder) (map[string]*localModel, error) {
 			return nil, fmt.Errorf("the tokenizer of model %q: %w", model, file.err)
 		}
 		models[model] = &localModel{tokenizer: file.value}
-		if models[model].template, err = chatTemplate(path, p.ChatTemplateMap[model], b); err != nil {
+		var templateVersion string
+		if models[model].template, templateVersion, err = chatTemplate(path, p.ChatTemplateMap[model], b); err != nil {
 			if p.ChatTemplateMap[model] != "" {
 				return nil, fmt.Errorf("the chat template of model %q: %w", model, err)
 			}
 			b.Log.Warn("the picker makes no token ids of chats: name a chat template in local.chatTemplateMap, or a tokenizer service in vllm.url", "model", model, "error", err)
 		}
+		models[model].check = keptCheck(b, model, checkedLocal, version+", "+templateVersion)
 		if class := tokenizerClass(path); rebuilt[class] {
 			b.Log.Warn("engines may make other token ids than the tokenizer.json says: compare with an engine's /tokenize", "model", model, "file", path, "tokenizer_class", class)
 		}
@@ -75,18 +80,18 @@ func fileVersion(path string) (string, error) {
 	return fmt.Sprintf("%s of %d bytes and %s", path, info.Size(), info.ModTime()), nil
 }
 
-// chatTemplate reads the chat template of a model: the named file, or else one beside its tokenizer.
-func chatTemplate(tokenizer, named string, b *epp.Builder) (*chat.Template, error) {
+// chatTemplate reads the chat template of a model: the named file, or else one beside its tokenizer. version tells it from others.
+func chatTemplate(tokenizer, named string, b *epp.Builder) (t *chat.Template, version string, err error) {
 	dir := filepath.Dir(tokenizer)
 	config := filepath.Join(dir, "tokenizer_config.json")
 	template := cmp.Or(named, filepath.Join(dir, "chat_template.jinja"))
 	configVersion, err := fileVersion(config)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+		return nil, "", err
 	}
 	templateVersion, err := fileVersion(template)
 	if err != nil && (named != "" || !errors.Is(err, fs.ErrNotExist)) {
-		return nil, err
+		return nil, "", err
 	}
 	key := "chat template " + templateVersion + " and " + configVersion
 	file := epp.Kept(b.Keep, key, func() *kept[*chat.Template] {
@@ -103,7 +108,7 @@ func chatTemplate(tokenizer, named string, b *epp.Builder) (*chat.Template, erro
 		}
 		return &kept[*chat.Template]{t, err}
 	})
-	return file.value, file.err
+	return file.value, key, file.err
 }
 
 // rebuilt are the classes whose tokenizers Transformers 5 builds by rules of its own, with the vocabulary alone from tokenizer.json.
@@ -151,6 +156,19 @@ func (l *localTokens) Timeout() time.Duration {
 	return localTimeout
 }
 
+// Describe implements prometheus.Collector.
+func (l *localTokens) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (l *localTokens) Collect(ch chan<- prometheus.Metric) {
+	for _, m := range l.models {
+		m.check.Collect(ch)
+	}
+	if l.service != nil {
+		l.service.Collect(ch)
+	}
+}
+
 // Close implements io.Closer.
 func (l *localTokens) Close() error {
 	if l.service != nil {
@@ -164,8 +182,12 @@ func (l *localTokens) Prepare(ctx context.Context, r *epp.Request) (add func(*ep
 	if len(r.Prompt.IDs) > 0 {
 		return nil, nil
 	}
-	if ids := l.ids(ctx, r); len(ids) > 0 {
-		return func(r *epp.Request) { r.Prompt.SetIDs(ids) }, nil
+	model := l.models[r.Model]
+	if model != nil && l.service != nil && model.check.wrong.Load() {
+		model = nil
+	}
+	if ids := l.ids(ctx, r, model); len(ids) > 0 {
+		return func(r *epp.Request) { r.Prompt.SetIDs(ids, model.check) }, nil
 	}
 	if l.service != nil {
 		return l.service.Prepare(ctx, r)
@@ -173,9 +195,8 @@ func (l *localTokens) Prepare(ctx context.Context, r *epp.Request) (add func(*ep
 	return nil, nil
 }
 
-// ids returns the token ids of a request's prompt, nil if they cannot be made here.
-func (l *localTokens) ids(ctx context.Context, r *epp.Request) []uint32 {
-	model := l.models[r.Model]
+// ids returns the token ids of a request's prompt for a model, nil if they cannot be made here.
+func (l *localTokens) ids(ctx context.Context, r *epp.Request, model *localModel) []uint32 {
 	if model == nil || len(r.Prompt.Media) > 0 {
 		return nil
 	}

@@ -318,7 +318,7 @@ func BenchmarkConversation(b *testing.B) {
 				}
 				start := processorTime(b)
 				b.StartTimer()
-				if len(l.ids(b.Context(), r)) < 5000 {
+				if len(l.ids(b.Context(), r, l.models[r.Model])) < 5000 {
 					b.Fatal("there are too few ids")
 				}
 				took += processorTime(b) - start

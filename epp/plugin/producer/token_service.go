@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -39,6 +41,7 @@ type tokenService struct {
 	client  *http.Client
 	clock   epp.Clock
 	log     *slog.Logger
+	check   *tokenCheck
 
 	tokenizeUntil atomic.Int64 // Unix nanoseconds: until then it is not asked to render
 
@@ -52,8 +55,15 @@ func newTokenService(base, model string, timeout time.Duration, b *epp.Builder) 
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.Proxy, transport.MaxIdleConns, transport.MaxIdleConnsPerHost = nil, idleConnections, idleConnections
 	return &tokenService{base: strings.TrimRight(base, "/"), model: model, timeout: timeout, clock: b.Clock(), log: b.Log,
+		check:  keptCheck(b, model, checkedService, base),
 		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 }
+
+// Describe implements prometheus.Collector.
+func (s *tokenService) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (s *tokenService) Collect(ch chan<- prometheus.Metric) { s.check.Collect(ch) }
 
 // Close implements io.Closer.
 func (s *tokenService) Close() error {
@@ -85,7 +95,7 @@ func (s *tokenService) Prepare(ctx context.Context, r *epp.Request) (add func(*e
 	if len(ids) == 0 {
 		return nil, err
 	}
-	return func(r *epp.Request) { r.Prompt.SetIDs(ids) }, nil
+	return func(r *epp.Request) { r.Prompt.SetIDs(ids, s.check) }, nil
 }
 
 // paused reports whether the service is left alone. When a pause ends, one request asks, and the others wait for what it finds out.

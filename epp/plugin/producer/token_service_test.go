@@ -205,7 +205,7 @@ func TestTokenServiceAndTheClient(t *testing.T) {
 // TestTokenPauses: they grow while the service fails.
 func TestTokenPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newTokenService("http://127.0.0.1:1", "", tokenTimeout, &epp.Builder{Log: slog.New(slog.DiscardHandler)})
+		s := newTokenService("http://127.0.0.1:1", "", tokenTimeout, &epp.Builder{Log: slog.New(slog.DiscardHandler), Keep: new(epp.Keep)})
 		var pauses []float64
 		for range failuresInRow + 6 {
 			s.note(io.EOF)
