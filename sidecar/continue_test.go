@@ -45,7 +45,47 @@ func emojiAsk(api pd.API, more map[string]any) string {
 	return string(b)
 }
 
+// occurs stands for a stop string of three characters that occurs late in the text for the first time.
+const occurs = "occurs"
+
+// withStop is emojiAsk with a stop string that occurs in place of occurs.
+func withStop(t *testing.T, url string, api pd.API, more map[string]any) string {
+	t.Helper()
+	ask := emojiAsk(api, more)
+	if !strings.Contains(ask, occurs) {
+		return ask
+	}
+	more = maps.Clone(more)
+	for _, name := range []string{"stop", "stream_options"} {
+		delete(more, name)
+	}
+	more["stream"] = false
+	var answer struct {
+		Choices []struct {
+			Text    string
+			Message struct{ Content string }
+		}
+	}
+	if err := json.Unmarshal([]byte(post(t, url+api.Path(), emojiAsk(api, more)).body), &answer); err != nil {
+		t.Fatal(err)
+	}
+	text := []rune(answer.Choices[0].Text + answer.Choices[0].Message.Content)
+	for at := min(len(text), 30) / 2; at+3 < len(text); at++ {
+		if stop := string(text[at : at+3]); strings.Index(string(text), stop) == len(string(text[:at])) && !strings.ContainsRune(stop, '\ufffd') {
+			quoted, err := json.Marshal(stop)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return strings.ReplaceAll(ask, `"`+occurs+`"`, string(quoted))
+		}
+	}
+	t.Fatalf("no text of three characters occurs once in %q", string(text))
+	return ""
+}
+
 var fingerprint = regexp.MustCompile(`"system_fingerprint":"[^"]*"`) // of the engine that ended the stream
+
+var createdCache = regexp.MustCompile(`,"created_cache_tokens":\d+`) // only the first engine, and only of chat, says it
 
 var ownMembers = regexp.MustCompile(`"id":"[^"]*","object":"([^"]*)","created":\d+`)
 
@@ -59,6 +99,7 @@ func alike(t *testing.T, stream string) string {
 	if len(distinct) > 1 {
 		t.Errorf("one stream with several ids, times or objects: %v", distinct)
 	}
+	stream = createdCache.ReplaceAllString(stream, "")
 	return fingerprint.ReplaceAllString(ownMembers.ReplaceAllString(stream, `"object":"$1"`), `"system_fingerprint":"…"`)
 }
 
@@ -85,20 +126,30 @@ func TestStreamGoesOnAtEveryToken(t *testing.T) {
 		more map[string]any
 		step int // events between two tries, but for the first and the last ones
 	}{
-		"completions":           {pd.APICompletions, nil, 1},
-		"completions, usage":    {pd.APICompletions, map[string]any{"stream_options": map[string]any{"include_usage": true}}, 7},
-		"completions, running":  {pd.APICompletions, map[string]any{"stream_options": map[string]any{"include_usage": true, "continuous_usage_stats": true}}, 7},
-		"completions, ids":      {pd.APICompletions, map[string]any{"return_token_ids": true}, 7},
-		"completions, logprobs": {pd.APICompletions, map[string]any{"logprobs": 1}, 7},
-		"completions, least":    {pd.APICompletions, map[string]any{"min_tokens": 50, "ignore_eos": false}, 7},
-		"completions, stop":     {pd.APICompletions, map[string]any{"stop": []string{"é"}, "min_tokens": 20}, 7},
-		"chat":                  {pd.APIChat, nil, 1},
-		"chat, ids":             {pd.APIChat, map[string]any{"return_token_ids": true}, 7},
-		"chat, no limit":        {pd.APIChat, map[string]any{"max_tokens": nil, "stop_token_ids": []int{model.FirstByte + 'a'}, "min_tokens": 30}, 7},
+		"completions":              {pd.APICompletions, nil, 1},
+		"completions, usage":       {pd.APICompletions, map[string]any{"stream_options": map[string]any{"include_usage": true}}, 7},
+		"completions, running":     {pd.APICompletions, map[string]any{"stream_options": map[string]any{"include_usage": true, "continuous_usage_stats": true}}, 7},
+		"completions, ids":         {pd.APICompletions, map[string]any{"return_token_ids": true}, 7},
+		"completions, logprobs":    {pd.APICompletions, map[string]any{"logprobs": 1}, 7},
+		"completions, least":       {pd.APICompletions, map[string]any{"min_tokens": 50, "ignore_eos": false}, 7},
+		"completions, stop":        {pd.APICompletions, map[string]any{"stop": []string{"é"}, "min_tokens": 20}, 7},
+		"chat":                     {pd.APIChat, nil, 1},
+		"chat, ids":                {pd.APIChat, map[string]any{"return_token_ids": true}, 7},
+		"completions, stops":       {pd.APICompletions, map[string]any{"stop": []string{occurs, "never"}}, 2},
+		"completions, stops, all":  {pd.APICompletions, map[string]any{"stop": []string{occurs, "xyz"}, "stream_options": map[string]any{"include_usage": true, "continuous_usage_stats": true}}, 9},
+		"completions, stops, none": {pd.APICompletions, map[string]any{"stop": []string{"never😀"}}, 9},
+		"completions, stop stays":  {pd.APICompletions, map[string]any{"stop": occurs, "include_stop_str_in_output": true, "logprobs": 1, "return_token_ids": true}, 9},
+		"completions, stop late":   {pd.APICompletions, map[string]any{"stop": occurs, "min_tokens": 45}, 9},
+		"chat, stops":              {pd.APIChat, map[string]any{"stop": []string{occurs, "never"}, "stream_options": map[string]any{"include_usage": true}}, 2},
+		"chat, stops, no limit":    {pd.APIChat, map[string]any{"stop": occurs, "max_tokens": nil}, 9},
+		"chat, logprobs":           {pd.APIChat, map[string]any{"logprobs": true}, 9},
+		"chat, alternatives": {pd.APIChat, map[string]any{"logprobs": true, "top_logprobs": 2, "return_token_ids": true,
+			"allowed_token_ids": []int{model.FirstByte + 'a', model.FirstByte + 'd', model.FirstByte + '\n', model.FirstByte + '"'}}, 9},
+		"chat, no limit": {pd.APIChat, map[string]any{"max_tokens": nil, "stop_token_ids": []int{model.FirstByte + 'a'}, "min_tokens": 30}, 7},
 	} {
 		t.Run(name, func(t *testing.T) {
 			prefill, other, plain := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
-			ask := emojiAsk(c.api, c.more)
+			ask := withStop(t, plain.URL, c.api, c.more)
 			want := alike(t, post(t, plain.URL+c.api.Path(), ask).body)
 			events := strings.Count(want, "data: ")
 			for at := 1; at < events; at++ {
@@ -192,11 +243,11 @@ func TestStreamDoesNotGoOn(t *testing.T) {
 		"seed":       {pd.APICompletions, map[string]any{"seed": 1, "temperature": 1}, nil, "seed"},
 		"structured": {pd.APICompletions, map[string]any{"structured_outputs": map[string]any{"regex": "[ab]*"}}, nil, "structured"},
 		"format":     {pd.APIChat, map[string]any{"response_format": map[string]any{"type": "json_object"}}, nil, "structured"},
-		"stop":       {pd.APICompletions, map[string]any{"stop": "aaaa"}, nil, "stop"},
+		"stop":       {pd.APICompletions, map[string]any{"stop": strings.Repeat("a", 1001)}, nil, "stop"},
 		"tools":      {pd.APIChat, map[string]any{"tools": []any{map[string]any{"type": "function"}}}, nil, "tools"},
 		"choices":    {pd.APICompletions, map[string]any{"n": 2, "temperature": 1}, nil, "choices"},
 		"batch":      {pd.APICompletions, map[string]any{"prompt": []string{"a", "b"}}, nil, "choices"},
-		"logprobs":   {pd.APIChat, map[string]any{"logprobs": true}, nil, "logprobs"},
+		"logprobs":   {pd.APIChat, map[string]any{"prompt_logprobs": 1, "stream": true}, nil, "logprobs"},
 		"budget":     {pd.APICompletions, nil, func(c *Config) { c.Continue.Burst = 0 }, "budget"},
 		"memory":     {pd.APICompletions, nil, func(c *Config) { c.Continue.Memory = 10 }, "memory"},
 	} {

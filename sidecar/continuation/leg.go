@@ -2,9 +2,8 @@ package continuation
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -38,7 +37,7 @@ func (s *Stream) End() []byte {
 func (s *Stream) Ended() bool { return s.finished }
 
 // NeedsModelLength reports whether Leg needs the model's length. A completion without a limit would end after 16 tokens.
-func (s *Stream) NeedsModelLength() bool { return s.of.limit < 0 && !s.finished }
+func (s *Stream) NeedsModelLength() bool { return s.of.limit < 0 && !s.finished && s.stopped == nil }
 
 // Leg makes the request with which another engine goes on, whose model has this length in tokens. If it does, Moved must be called
 // before the next Event.
@@ -47,8 +46,11 @@ func (s *Stream) Leg(modelLength int64) request.Payload {
 	if s.of.limit < 0 {
 		limit = modelLength // which the engine shortens by the prompt
 	}
-	if s.finished { // only the usage lacks: the last token is generated again for it
+	switch { // the last token is generated again, for the usage and the fingerprint of the engine
+	case s.finished:
 		sent, limit, least = s.sent[:s.last], 1, 0
+	case s.stopped != nil:
+		sent, limit, least = slices.Concat(s.sent, s.heldIDs, s.stopped.before()), 1, 0
 	}
 	if len(s.prompt) == 0 {
 		sent = bytes.TrimPrefix(sent, comma)
@@ -78,58 +80,18 @@ func (s *Stream) Moved() {
 	s.follow, s.swallows = true, s.finished
 	s.offset = textOffset(s.scored)
 	s.held, s.heldIDs, s.heldN = s.held[:0], s.heldIDs[:0], 0
+	s.asked = inquiry{}
+	switch {
+	case s.of.stops == nil:
+	case s.of.stops.include:
+		s.search = s.recent.searched(s.of.stops)
+	case s.count == 0:
+		s.search = stopSearch{}
+	}
 }
 
 // Moves returns how often another engine has gone on.
 func (s *Stream) Moves() int { return s.moves }
-
-// Several reports whether the last event had several ids, of which the last ones may end within a character. Question and Ends then
-// say how many of them have to be dropped before Leg.
-func (s *Stream) Several() bool { return s.several && !s.finished }
-
-// window is how many ids say whether they end within a character: a character has at most four bytes, and a token one at least.
-const window = 16
-
-// Question makes the body of a call of /detokenize, about the last ids that were sent.
-func (s *Stream) Question() []byte {
-	ids := s.sent
-	for at, n := len(ids), 0; n < window; n++ {
-		if at = bytes.LastIndexByte(ids[:at], ','); at < 0 {
-			break
-		} else if n == window-1 {
-			ids = ids[at:]
-		}
-	}
-	return append(append([]byte(`{"tokens":[`), bytes.TrimPrefix(ids, comma)...), "]}"...)
-}
-
-var detokenizedTable = body.NewTable(body.Want{Path: "prompt"})
-
-// Ends reads the answer to Question: whether the ids end with a whole character.
-func Ends(answer []byte) bool {
-	var scan body.Scanner
-	if scan.Scan(detokenizedTable, body.Limits{}, answer) != nil {
-		return false
-	}
-	m, ok := scan.Find(0)
-	if !ok {
-		return false
-	}
-	text, err := body.Text(answer[m.Value.Start:m.Value.End])
-	return err == nil && !strings.HasSuffix(text, string(utf8.RuneError))
-}
-
-// Drop drops the last id that was sent, whose text was not. It returns false if it cannot: a client that has ids, or log probabilities,
-// would get them twice.
-func (s *Stream) Drop() bool {
-	if s.count == 0 || s.of.wants || s.of.scores {
-		return false
-	}
-	s.sent = s.sent[:s.last]
-	s.count--
-	s.last = max(0, bytes.LastIndexByte(s.sent, ','))
-	return true
-}
 
 var lengthTable = body.NewTable(body.Want{Path: "data.*.max_model_len"})
 

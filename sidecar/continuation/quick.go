@@ -3,7 +3,6 @@ package continuation
 import (
 	"bytes"
 
-	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
@@ -17,20 +16,9 @@ type form struct {
 
 // learn takes the form of an event that goes on with the stream, whose ids, without brackets, are at an index.
 func (s *Stream) learn(data []byte, at, length int) {
-	mark := textMark
-	if s.of.api == pd.APIChat {
-		mark = contentMark
-	}
-	text := bytes.Index(data, mark) + len(mark)
-	if text < len(mark) || text > at {
+	text, end := s.textAt(data)
+	if text == 0 {
 		return
-	}
-	end := text
-	for end < at && data[end] != '"' {
-		if data[end] == '\\' {
-			end++
-		}
-		end++
 	}
 	if end < at {
 		s.form = form{bytes.Clone(data[:text]), bytes.Clone(data[end:at]), bytes.Clone(data[at+length:])}
@@ -58,6 +46,9 @@ func (s *Stream) quick(e body.Event) (out body.Event, ok bool) {
 	if between == len(f.before) {
 		s.hold(ids, data, cuts)
 		return out, true
+	}
+	if s.of.stops != nil {
+		s.recent.add(s.of.stops, data[len(f.before):between])
 	}
 	s.commit(ids, data)
 	return s.release(s.event(data, cuts)), true

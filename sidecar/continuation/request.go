@@ -5,7 +5,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -21,6 +20,8 @@ type Request struct {
 	usage   bool   // the stream ends with its usage
 	wants   bool   // the client asked for token ids
 	scores  bool   // the client asked for log probabilities
+	top     int    // chat: alternatives with each of them
+	stops   *stops // nil: the engine that goes on looks for stop strings itself
 }
 
 // Refusal is why a request or a stream cannot go on exactly at another engine; a metric label. "" = it can.
@@ -34,11 +35,11 @@ const (
 	Penalties  Refusal = "penalties"  // they count generated tokens, and another engine takes those that were sent for prompt
 	Seed       Refusal = "seed"       // its generator begins anew
 	Structured Refusal = "structured" // the grammar would begin anew
-	Stop       Refusal = "stop"       // a stop string of several characters may begin before the seam and end after it
+	Stop       Refusal = "stop"       // a stop string of more than longestStop characters, or none at all
 	Tools      Refusal = "tools"      // calls are parsed, and a completion is not
 	Parsed     Refusal = "parsed"     // the engine parses the text, or it is not known that it does not
 	Media      Refusal = "media"      // token ids do not stand for images, audio or video
-	Logprobs   Refusal = "logprobs"   // of chat or of the prompt, which a completion from ids does not have
+	Logprobs   Refusal = "logprobs"   // of the prompt, or of chosen tokens, which a completion from ids does not have in the same form
 	Unreadable Refusal = "unreadable" // the body, or an event, has another form than vLLM's
 	Memory     Refusal = "memory"     // as many ids are kept as may be
 )
@@ -80,6 +81,8 @@ const (
 	rTopLogprobs
 	rToolChoice
 	rTemperature
+	rIncludeStop
+	rLogprobIDs
 )
 
 var requestTable = body.NewTable(
@@ -118,6 +121,8 @@ var requestTable = body.NewTable(
 	body.Want{Path: "top_logprobs", Once: true},
 	body.Want{Path: "tool_choice", Once: true},
 	body.Want{Path: "temperature", Once: true},
+	body.Want{Path: "include_stop_str_in_output", Once: true},
+	body.Want{Path: "logprob_token_ids", Once: true},
 )
 
 // refusing lists members that make a request impossible to go on with, unless they are absent, null, or, where neutral says so, have
@@ -141,9 +146,10 @@ var refusing = []struct {
 	{rGuidedRegex, Structured, nil},
 	{rGuidedChoice, Structured, nil},
 	{rGuidedGrammar, Structured, nil},
-	{rTools, Tools, []string{"[]"}},
+	{rTools, Tools, []string{"[]"}}, // also with a tool_choice of none: some parsers of vLLM then remove calls from the text
 	{rPromptLogprobs, Logprobs, nil},
 	{rEcho, Logprobs, []string{"false"}},
+	{rLogprobIDs, Logprobs, []string{"[]"}},
 	{rEmbeds, Media, nil},
 	{rSuffix, Unreadable, []string{`""`}},
 }
@@ -207,6 +213,17 @@ func (r *reading) number(want int, missing int64) int64 {
 	return n
 }
 
+// flag returns a member that is true or false. ok is false if it is neither, nor absent.
+func (r *reading) flag(want int) (set, ok bool) {
+	switch string(r.value(want)) {
+	case "true":
+		return true, true
+	case "", "false":
+		return false, true
+	}
+	return false, false
+}
+
 func (r *reading) read() Refusal {
 	if string(r.value(rStream)) != "true" {
 		return Whole
@@ -216,8 +233,14 @@ func (r *reading) read() Refusal {
 			return row.why
 		}
 	}
-	if !shortStops(r.value(rStop)) {
+	var ok bool
+	if r.stops, ok = readStops(r.value(rStop)); !ok {
 		return Stop
+	}
+	if r.stops != nil {
+		if r.stops.include, ok = r.flag(rIncludeStop); !ok {
+			return Unreadable
+		}
 	}
 	if t := string(r.value(rTemperature)); r.value(rSeed) != nil && t != "0" && t != "0.0" { // without chance a seed has no effect
 		return Seed
@@ -239,31 +262,6 @@ func (r *reading) read() Refusal {
 	return r.keep()
 }
 
-// shortStops reports whether no stop string has more than one character: then the engine holds no text back for it, and none can begin
-// before a seam and end after it.
-func shortStops(stop []byte) bool {
-	if len(stop) == 0 {
-		return true
-	}
-	texts := [][]byte{stop}
-	if stop[0] == '[' {
-		var scan body.Scanner
-		if scan.Scan(textsTable, body.Limits{}, stop) != nil {
-			return false
-		}
-		texts = texts[:0]
-		for _, m := range scan.Members() {
-			texts = append(texts, stop[m.Value.Start:m.Value.End])
-		}
-	}
-	for _, text := range texts {
-		if s, err := body.Text(text); err != nil || utf8.RuneCountInString(s) > 1 {
-			return false
-		}
-	}
-	return true
-}
-
 func (r *reading) readLimit() bool {
 	limit := r.number(rMaxTokens, math.MaxInt64)
 	if r.api == pd.APIChat {
@@ -277,13 +275,21 @@ func (r *reading) readLimit() bool {
 	return limit > 0
 }
 
+// maxAlternatives is the most alternatives that the API allows with each log probability (top_logprobs).
+const maxAlternatives = 20
+
 // readChat checks what only chat has.
 func (r *reading) readChat() Refusal {
-	if v := r.value(rLogprobs); v != nil && string(v) != "false" {
+	scores, ok := r.flag(rLogprobs)
+	top := r.number(rTopLogprobs, 0)
+	if !ok || top < 0 || top > maxAlternatives {
 		return Logprobs
 	}
-	m, ok := r.scan.Find(rMessages)
-	if !ok || m.Kind != body.Array {
+	if r.scores = scores; scores {
+		r.top = int(top)
+	}
+	m, found := r.scan.Find(rMessages)
+	if !found || m.Kind != body.Array {
 		return Unreadable
 	}
 	if !onlyText(r.body.Bytes(m.Value)) {
@@ -328,7 +334,7 @@ func (r *reading) keep() Refusal {
 	edit.Reset(r.body, r.scan.Root())
 	removed := 0
 	for _, m := range r.scan.Members() {
-		if slices.Contains(left, m.Want) || m.Want == rLogprobs && r.api == pd.APIChat {
+		if slices.Contains(left, m.Want) || m.Want == rLogprobs && r.api == pd.APIChat || m.Want == rStop && r.stops != nil {
 			edit.Remove(m)
 			removed++
 		}
@@ -339,6 +345,10 @@ func (r *reading) keep() Refusal {
 	}
 	rest := bytes.Trim(bytes.Join(segments, nil), "\xef\xbb\xbf \t\r\n")
 	rest = bytes.TrimSpace(rest[1 : len(rest)-1]) // without the braces
+	if r.scores && r.api == pd.APIChat {
+		rest = append(strconv.AppendInt([]byte(`"logprobs":`), int64(r.top), 10), append([]byte{','}, rest...)...)
+		rest = bytes.TrimSuffix(rest, comma)
+	}
 	if len(rest) > 0 {
 		r.rest = append([]byte{','}, rest...)
 	}

@@ -29,6 +29,10 @@ const (
 	eTotal
 	eCompletion
 	eCached
+	eLogprobs
+	eTokenLogprobs
+	eTopLogprobs
+	eFingerprint
 )
 
 var eventTable = body.NewTable(
@@ -48,6 +52,10 @@ var eventTable = body.NewTable(
 	body.Want{Path: "usage.total_tokens"},
 	body.Want{Path: "usage.completion_tokens"},
 	body.Want{Path: "usage.prompt_tokens_details.cached_tokens"},
+	body.Want{Path: "choices.*.logprobs"},
+	body.Want{Path: "choices.*.logprobs.token_logprobs"},
+	body.Want{Path: "choices.*.logprobs.top_logprobs"},
+	body.Want{Path: "system_fingerprint"},
 )
 
 // readFirst keeps what later events of other engines get: the id and the time of the first one.
@@ -95,43 +103,119 @@ func (s *Stream) rewrite(data []byte) ([]byte, bool) {
 		s.giveUp(Unreadable)
 		return data, true
 	}
-	choice, chosen := s.scan.Find(eChoice)
-	if chosen && s.swallows {
+	var c change
+	if _, chosen := s.scan.Find(eChoice); chosen {
+		switch {
+		case s.swallows && s.stopped == nil:
+			return nil, false
+		case s.swallows:
+			c = s.stopped.ending(s.member(data, eFingerprint))
+			if data = s.stopped.data; s.scan.Scan(eventTable, body.Limits{}, data) != nil {
+				return nil, false // it was scanned before
+			}
+			s.stopped = nil
+		case s.of.stops != nil:
+			if c = s.lookForStops(data); s.stopped != nil {
+				return nil, false
+			}
+		}
+	}
+	out, err := s.translate(data, c)
+	if err != nil {
+		s.broken = err
 		return nil, false
 	}
+	return out, true
+}
+
+// change is what the event of the engine that goes on lacks besides its form.
+type change struct {
+	text, finish, reason []byte // new values; nil: as they are
+	without              int64  // how many of its last tokens do not belong to the answer
+	fingerprint          []byte // a member that it gets; nil: none
+}
+
+// translate makes the event that was scanned last into one of the first engine.
+func (s *Stream) translate(data []byte, c change) ([]byte, error) {
 	var edits []edit
 	replace := func(want int, value []byte) {
-		if m, ok := s.scan.Find(want); ok {
+		if m, ok := s.scan.Find(want); ok && value != nil {
 			edits = append(edits, edit{m.Value, value})
 		}
 	}
 	replace(eID, s.id)
 	replace(eCreated, s.created)
 	if m, ok := s.scan.Find(ePromptTokens); ok && m.Kind == body.Number {
-		completion := s.number(data, eCompletion) + s.number(data, ePromptTokens) - s.tokens
+		completion := s.number(data, eCompletion) + s.number(data, ePromptTokens) - s.tokens - c.without
 		replace(ePromptTokens, strconv.AppendInt(nil, s.tokens, 10))
 		replace(eCompletion, strconv.AppendInt(nil, completion, 10))
+		replace(eTotal, strconv.AppendInt(nil, s.number(data, eTotal)-c.without, 10))
 		cached := s.cached
 		if cached < 0 {
 			cached = min(s.number(data, eCached), s.tokens)
 		}
 		replace(eCached, strconv.AppendInt(nil, cached, 10))
 	}
-	switch {
-	case !chosen:
-		if s.of.api == pd.APIChat {
-			replace(eObject, chatObject)
-		}
-	case s.of.api == pd.APIChat:
+	if s.of.api == pd.APIChat {
 		replace(eObject, chatObject)
-		edits = append(edits, edit{choice.Value, s.chatChoice(data)})
+	}
+	switch choice, chosen := s.scan.Find(eChoice); {
+	case !chosen:
+	case s.of.api == pd.APIChat:
+		made, err := s.chatChoice(data, c)
+		if err != nil {
+			return nil, err
+		}
+		edits = append(edits, edit{choice.Value, made})
 	default:
-		replace(ePromptIDs, null)
-		if at, ok := s.scan.Find(eOffsets); ok && at.Kind == body.Array {
-			edits = append(edits, edit{at.Value, moveOffsets(data[at.Value.Start:at.Value.End], s.offset)})
+		if s.count > 0 || !s.of.wants { // otherwise the client has not got the ids of the prompt, which this leg has as it is
+			replace(ePromptIDs, null)
+		}
+		replace(eText, c.text)
+		replace(eFinish, c.finish)
+		replace(eStop, c.reason)
+		edits = append(edits, s.listEdits(data, c.without)...)
+	}
+	if c.fingerprint != nil {
+		end := int64(bytes.LastIndexByte(data, '}'))
+		edits = append(edits, edit{body.Span{Start: end, End: end}, append([]byte(`,"system_fingerprint":`), c.fingerprint...)})
+	}
+	return splice(data, edits), nil
+}
+
+// listEdits moves the offsets of a completion's log probabilities, and removes what belongs to its last tokens.
+func (s *Stream) listEdits(data []byte, without int64) (edits []edit) {
+	for _, want := range []int{eIDs, eOffsets, eTokens, eTokenLogprobs, eTopLogprobs} {
+		m, ok := s.scan.Find(want)
+		if !ok || m.Kind != body.Array {
+			continue
+		}
+		list := data[m.Value.Start:m.Value.End]
+		if without > 0 {
+			list = withoutLast(list, without)
+		}
+		if want == eOffsets {
+			list = moveOffsets(list, s.offset)
+		}
+		if want == eOffsets || without > 0 {
+			edits = append(edits, edit{m.Value, list})
 		}
 	}
-	return splice(data, edits), true
+	return edits
+}
+
+// withoutLast returns a list without its last n elements.
+func withoutLast(list []byte, n int64) []byte {
+	var scan body.Scanner
+	if scan.Scan(textsTable, body.Limits{}, list) != nil {
+		return list
+	}
+	all := scan.Members()
+	keep := len(all) - int(n)
+	if keep <= 0 {
+		return []byte("[]")
+	}
+	return append(bytes.Clone(list[:all[keep-1].Value.End]), ']')
 }
 
 // splice replaces values, which do not overlap.
@@ -149,23 +233,38 @@ func splice(data []byte, edits []edit) []byte {
 var chatObject = []byte(`"chat.completion.chunk"`)
 
 // chatChoice makes the choice of an event of chat of that of a completion, as vLLM writes it.
-func (s *Stream) chatChoice(data []byte) []byte {
-	or := func(want int) []byte {
+func (s *Stream) chatChoice(data []byte, c change) ([]byte, error) {
+	or := func(want int, changed []byte) []byte {
+		if changed != nil {
+			return changed
+		}
 		if v := s.member(data, want); v != nil {
 			return v
 		}
 		return null
 	}
-	finish := or(eFinish)
-	out := append(append([]byte(`{"index":`), or(eIndex)...), `,"delta":{`...)
-	if text := or(eText); !s.sparse || string(text) != `""` {
+	finish := or(eFinish, c.finish)
+	out := append(append([]byte(`{"index":`), or(eIndex, nil)...), `,"delta":{`...)
+	if text := or(eText, c.text); !s.sparse || string(text) != `""` {
 		out = append(append(out, `"content":`...), text...)
 	}
-	out = append(append(out, `},"logprobs":null,"finish_reason":`...), finish...)
-	if !bytes.Equal(finish, null) {
-		out = append(append(out, `,"stop_reason":`...), or(eStop)...)
+	out = append(out, `},"logprobs":`...)
+	scores := or(eLogprobs, nil)
+	if !bytes.Equal(scores, null) {
+		var err error
+		if scores, err = chatLogprobs(scores, s.of.top, int(c.without)); err != nil {
+			return nil, err
+		}
 	}
-	return append(append(append(out, `,"token_ids":`...), or(eIDs)...), '}')
+	out = append(append(append(out, scores...), `,"finish_reason":`...), finish...)
+	if !bytes.Equal(finish, null) {
+		out = append(append(out, `,"stop_reason":`...), or(eStop, c.reason)...)
+	}
+	ids := or(eIDs, nil)
+	if c.without > 0 {
+		ids = withoutLast(ids, c.without)
+	}
+	return append(append(append(out, `,"token_ids":`...), ids...), '}'), nil
 }
 
 // textOffset returns where the text of the next token begins, in characters, by the log probabilities of the last event.

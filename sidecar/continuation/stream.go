@@ -31,18 +31,23 @@ type Stream struct {
 
 	form form // of an event with a token
 
-	id, created []byte // of the first engine's answer
-	scored      []byte // the data of the last event that was sent, if the client asked for log probabilities
-	plain       bool   // an event of chat had content, so what follows is content too
-	sparse      bool   // events of chat without text have no delta
-	finished    bool   // the finish reason was sent
-	counted     bool   // the event with the usage was sent
-	out         []byte // of Event
+	id, created []byte     // of the first engine's answer
+	recent      recentText // if stop strings are looked for
+	scored      []byte     // the data of the last event that was sent, if the client asked for log probabilities
+	plain       bool       // an event of chat had content, so what follows is content too
+	sparse      bool       // events of chat without text have no delta
+	finished    bool       // the finish reason was sent
+	counted     bool       // the event with the usage was sent
+	out         []byte     // of Event
 
 	moves    int
 	follow   bool  // the events are those of another engine than the first
 	offset   int64 // what its offsets of log probabilities lack, in characters
-	swallows bool  // only the usage of the leg is needed
+	swallows bool  // only the usage of the leg is needed, and the fingerprint of its engine
+	search   stopSearch
+	stopped  *stopped // a stop string was found, and its event is not sent
+	broken   error    // why no more of the answer may be sent
+	asked    inquiry
 	cached   int64 // tokens of the prompt that were cached, as the first engine says; -1 = not known
 	scan     body.Scanner
 }
@@ -110,6 +115,8 @@ func (s *Stream) Event(e body.Event) body.Event {
 		return out
 	}
 	switch {
+	case s.broken != nil || s.stopped != nil && !s.swallows: // the leg is not yet ended
+		return body.Event{}
 	case e.Done():
 		return s.release(e)
 	case len(e.Raw) != len(dataStart)+len(e.Data)+len(dataEnd) || !bytes.HasPrefix(e.Raw, []byte(dataStart)):
@@ -154,6 +161,9 @@ func (s *Stream) keep(data []byte) body.Event {
 		s.withoutIDs(data)
 	case s.why != "":
 	case s.text(data):
+		if s.of.stops != nil {
+			s.recent.add(s.of.stops, s.textOf(data))
+		}
 		s.commit(ids, data)
 	default:
 		s.hold(ids, data, cuts)
@@ -163,11 +173,11 @@ func (s *Stream) keep(data []byte) body.Event {
 }
 
 // hold keeps an event back whose text is not complete. An engine that parses the text of chat sends one without a delta only because it
-// was asked for ids: the client does not get it, unless it has asked for them too.
+// was asked for ids: the client does not get it, unless it has asked for them too, or for log probabilities.
 func (s *Stream) hold(ids, data []byte, cuts cutList) {
 	s.heldIDs = append(append(s.heldIDs, ','), ids...)
 	s.heldN += int64(bytes.Count(ids, comma)) + 1
-	if s.of.wants || !bytes.Contains(data, noDelta) {
+	if s.of.wants || s.of.scores || !bytes.Contains(data, noDelta) {
 		s.held = s.appendEvent(s.held, data, cuts)
 	}
 }
@@ -201,6 +211,31 @@ func (s *Stream) text(data []byte) bool {
 	return s.finished || !bytes.Contains(data, emptyDelta)
 }
 
+// textOf returns the text of an event as JSON has it, without quotes.
+func (s *Stream) textOf(data []byte) []byte {
+	from, to := s.textAt(data)
+	return data[from:to]
+}
+
+// textAt returns where the text of an event is, without quotes.
+func (s *Stream) textAt(data []byte) (from, to int) {
+	mark := textMark
+	if s.of.api == pd.APIChat {
+		mark = contentMark
+	}
+	at := bytes.Index(data, mark)
+	if at < 0 {
+		return 0, 0
+	}
+	from = at + len(mark)
+	for to = from; to < len(data) && data[to] != '"'; to++ {
+		if data[to] == '\\' {
+			to++
+		}
+	}
+	return from, min(to, len(data))
+}
+
 // commit notes that the client gets the text of the held ids, and of some more.
 func (s *Stream) commit(ids, data []byte) {
 	if s.why != "" || !s.grow(len(s.heldIDs)+len(ids)+1) {
@@ -210,6 +245,7 @@ func (s *Stream) commit(ids, data []byte) {
 	s.count += s.heldN + int64(bytes.Count(ids, comma)) + 1
 	s.last = bytes.LastIndexByte(s.sent, ',')
 	s.several = bytes.IndexByte(ids, ',') >= 0
+	s.asked = inquiry{}
 	s.heldIDs, s.heldN = s.heldIDs[:0], 0
 	if s.of.scores {
 		s.scored = append(s.scored[:0], data...)

@@ -116,20 +116,17 @@ func TestSeveralIDs(t *testing.T) {
 	if !s.Several() {
 		t.Fatal("not noticed")
 	}
-	if got := string(s.Question()); got != `{"tokens":[4, 5,6]}` {
+	if got := string(s.Question()); got != `{"tokens":[1,4, 5,6]}` {
 		t.Error(got)
 	}
-	if !s.Drop() || s.count != 2 {
-		t.Errorf("%d ids after one was dropped", s.count)
+	if err := s.Answer([]byte(`{"prompt":"a\ufffd"}`)); err != nil || s.count != 2 {
+		t.Errorf("%d ids after one was dropped, %v", s.count, err)
 	}
 	if leg := string(bytes.Join(s.Leg(0).Segments, nil)); !strings.HasPrefix(leg, `{"prompt":[1,4, 5],"max_tokens":8,`) {
 		t.Error(leg)
 	}
-	for range 2 {
-		s.Drop()
-	}
-	if s.Drop() {
-		t.Error("there is none left to drop")
+	if err := s.Answer([]byte(`{"prompt":"a"}`)); err != nil || s.Question() != nil {
+		t.Errorf("asked again, %v", err)
 	}
 }
 
@@ -147,8 +144,10 @@ func TestQuestionIsShort(t *testing.T) {
 
 func TestAnswersToQuestions(t *testing.T) {
 	for answer, ends := range map[string]bool{`{"prompt":"a"}`: true, `{"prompt":"😀"}`: true, `{"prompt":"a\ufffd"}`: false, "{\"prompt\":\"a\ufffd\"}": false, `{}`: false, `x`: false, `{"prompt":1}`: false} {
-		if Ends([]byte(answer)) != ends {
-			t.Errorf("%s: %v", answer, !ends)
+		s := start(t, pd.APICompletions, `{"prompt":"x","max_tokens":10,"stream":true,"return_token_ids":true}`, 1<<20) // none of the ids can be dropped
+		feed(t, s, event("a", "null", "[1]", "[4,5]"))
+		if err := s.Answer([]byte(answer)); (err == nil) != ends {
+			t.Errorf("%s: %v", answer, err)
 		}
 	}
 	for answer, length := range map[string]int64{`{"data":[{"id":"m","max_model_len":4096}]}`: 4096, `{"data":[{"max_model_len":null},{"max_model_len":7}]}`: 7, `{"data":[]}`: 0, `x`: 0} {
@@ -179,7 +178,15 @@ func TestRefusals(t *testing.T) {
 		{pd.APICompletions, `{"prompt":"x","stream":true,"frequency_penalty":0.1}`, Penalties},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"stop":"\n"}`, ""},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"stop":["\n","é"]}`, ""},
-		{pd.APICompletions, `{"prompt":"x","stream":true,"stop":["\n","ab"]}`, Stop},
+		{pd.APICompletions, `{"prompt":"x","stream":true,"stop":["\n","ab"]}`, ""},
+		{pd.APICompletions, `{"prompt":"x","stream":true,"stop":"` + strings.Repeat("é", longestStop+1) + `"}`, Stop},
+		{pd.APICompletions, `{"prompt":"x","stream":true,"stop":[""]}`, Stop},
+		{pd.APICompletions, `{"prompt":"x","stream":true,"stop":"ab","include_stop_str_in_output":1}`, Unreadable},
+		{pd.APIChat, `{"messages":[],"stream":true,"logprobs":true,"top_logprobs":20}`, ""},
+		{pd.APIChat, `{"messages":[],"stream":true,"logprobs":1}`, Logprobs},
+		{pd.APIChat, `{"messages":[],"stream":true,"logprobs":true,"top_logprobs":21}`, Logprobs},
+		{pd.APIChat, `{"messages":[],"stream":true,"logprobs":true,"logprob_token_ids":[1]}`, Logprobs},
+		{pd.APIChat, `{"messages":[],"stream":true,"tools":[{}],"tool_choice":"none"}`, Tools},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"stop":3}`, Stop},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"min_tokens":-1}`, Unreadable},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"max_tokens":"7"}`, Unreadable},

@@ -41,6 +41,7 @@ type ongoing struct {
 	close  func()        // ends the leg to it
 	leave  func()        // ends the leg of the local engine
 	tried  bool          // to leave it
+	failed bool          // the end of the answer cannot be had
 }
 
 // mayGoOn prepares a leg of the local engine whose stream may go on elsewhere, if the request allows that, and returns its body.
@@ -157,6 +158,12 @@ func (o *ongoing) GoOn(cause error) *relay.Answer {
 		o.answer = relay.NewAnswer(bytes.NewReader(end))
 		return o.answer
 	}
+	switch {
+	case o.failed:
+		return nil
+	case o.Stopped():
+		return o.complete()
+	}
 	result := o.tryOthers()
 	if x.Context.Err() != nil {
 		return nil
@@ -174,6 +181,13 @@ func (o *ongoing) GoOn(cause error) *relay.Answer {
 // within a character: the stream then leaves after the next event.
 func (o *ongoing) Leave() *relay.Answer {
 	x := o.x
+	switch {
+	case o.Broken() != nil:
+		x.legs.warnings.Warn("stream does not go on", "request_id", x.ID, "error", o.Broken())
+		return o.fails()
+	case o.Stopped():
+		return o.complete()
+	}
 	if !x.legs.evacuating.Load() || o.tried || o.Moves() > 0 || o.Several() || o.Refusal() != "" || o.Ended() {
 		return nil
 	}
@@ -184,6 +198,28 @@ func (o *ongoing) Leave() *relay.Answer {
 		x.legs.warnings.Warn("stream stays at an engine that is to end", "request_id", x.ID, "result", result)
 		return nil
 	}
+	return o.answer
+}
+
+// complete has an engine say how an answer ends that a stop string has ended: what it has read of the text is not sent to it.
+func (o *ongoing) complete() *relay.Answer {
+	o.endLeg()
+	for _, t := range o.targets() {
+		err := o.goOnAt(t)
+		if err == nil {
+			o.Closes()
+			return o.answer
+		}
+		o.x.legs.warnings.Warn("engine does not end a stream", "request_id", o.x.ID, "target", t.String(), "error", err)
+	}
+	return o.fails()
+}
+
+// fails ends the stream with an error.
+func (o *ongoing) fails() *relay.Answer {
+	o.endLeg()
+	o.failed = true
+	o.answer = relay.NewAnswer(http.NoBody) // after which GoOn is called
 	return o.answer
 }
 
@@ -320,12 +356,16 @@ func (o *ongoing) send(ctx context.Context, engine transport.Engine, header http
 	return resp, nil
 }
 
-// prepare asks the engine what the leg needs: the model's length in tokens, 0 if it is not needed, and whether the last ids that were
-// sent have text, if that is not known.
+// prepare asks the engine what the leg needs: the model's length in tokens, 0 if it is not needed, and the text of the last ids that were
+// sent, if that is not known.
 func (o *ongoing) prepare(ctx context.Context, engine transport.Engine, header http.Header) (length int64, err error) {
-	if o.Several() {
-		if err := o.dropUnfinished(ctx, engine, header); err != nil {
-			return 0, err
+	for question := o.Question(); question != nil; question = o.Question() {
+		answer, err := ask(ctx, engine, http.MethodPost, "/detokenize", question, header)
+		if err == nil {
+			err = o.Answer(answer)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("asking for the text of the last tokens: %w", err)
 		}
 	}
 	if !o.NeedsModelLength() {
@@ -340,25 +380,6 @@ func (o *ongoing) prepare(ctx context.Context, engine transport.Engine, header h
 		return 0, errors.New("the engine does not say the model's length (max_model_len)")
 	}
 	return length, nil
-}
-
-// maxUnfinished is the most ids that can be within one character.
-const maxUnfinished = 3
-
-// dropUnfinished drops ids at the end that are a part of a character.
-func (o *ongoing) dropUnfinished(ctx context.Context, engine transport.Engine, header http.Header) error {
-	for dropped := 0; ; dropped++ {
-		answer, err := ask(ctx, engine, http.MethodPost, "/detokenize", o.Question(), header)
-		if err != nil {
-			return fmt.Errorf("asking for the text of the last tokens: %w", err)
-		}
-		if continuation.Ends(answer) {
-			return nil
-		}
-		if dropped == maxUnfinished || !o.Drop() {
-			return errors.New("the tokens that were sent end within a character")
-		}
-	}
 }
 
 // maxAsked is the most bytes of an answer to a question.

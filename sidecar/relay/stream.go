@@ -79,7 +79,8 @@ type Continuation interface {
 	Held() []byte
 	// GoOn returns the answer with which a stream goes on that broke off because of cause; nil if it ends. The relay does not free it.
 	GoOn(cause error) *Answer
-	// Leave returns the answer with which the stream goes on although its engine lives, because that is to end; nil: it stays for now.
+	// Leave returns the answer with which the stream goes on although its engine lives, because that is to end, or because the stream needs
+	// no more of its answer; nil: it stays for now.
 	Leave() *Answer
 	// Moves returns how often the stream has gone on.
 	Moves() int
@@ -141,9 +142,9 @@ func (p *eventPipe) pass(chunk []byte, now time.Time) error {
 var noChoices = []byte(`"choices":[]`)
 
 func (p *eventPipe) event(e body.Event) error {
+	done := e.Done()
 	switch {
-	case e.Done():
-		p.done = true
+	case done:
 	case e.Error() && p.c.Elsewhere != nil:
 		p.failure = bytes.Clone(e.Raw)
 		return ErrEngineFailed
@@ -160,6 +161,7 @@ func (p *eventPipe) event(e body.Event) error {
 			return nil
 		}
 	}
+	p.done = p.done || done
 	raw, data, tokens := e.Raw, e.Data, len(e.Data) > 0 && !p.done && !e.Opens()
 	if p.c.complete != nil && len(data) > 0 {
 		data = p.c.complete(data)

@@ -1,9 +1,11 @@
 package api
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/tandem-serving/tandem/sim/model"
+	"github.com/tandem-serving/tandem/sim/pyjson"
 )
 
 // Log probabilities have the engine's form and no meaning. They depend on the token's id alone, and the alternatives are tokens
@@ -11,10 +13,10 @@ import (
 
 // textLogprobs is the form of /v1/completions.
 type textLogprobs struct {
-	TextOffset    []int                `json:"text_offset"`
-	TokenLogprobs []*float64           `json:"token_logprobs"`
-	Tokens        []string             `json:"tokens"`
-	TopLogprobs   []map[string]float64 `json:"top_logprobs"`
+	TextOffset    []int      `json:"text_offset"`
+	TokenLogprobs []*float64 `json:"token_logprobs"`
+	Tokens        []string   `json:"tokens"`
+	TopLogprobs   []any      `json:"top_logprobs"` // objects with the token itself first, or null
 }
 
 // promptAlternatives has the tokens at one position of a prompt, by id; nil at the first position.
@@ -57,9 +59,14 @@ func newTextLogprobs(tokens []int, prompt, n, offset int) *textLogprobs {
 			shown = n + 1
 		}
 		p := logprobOf(token)
-		top := make(map[string]float64)
+		var top pyjson.Object
 		for rank, t := range alternatives(token, shown) {
-			top[model.TokenName(t)] = p - float64(rank)
+			name, at := model.TokenName(t), p-float64(rank)
+			if i := slices.IndexFunc(top, func(m pyjson.Member) bool { return m.Name == name }); i >= 0 {
+				top[i].Value = at // tokens of one text are one member
+				continue
+			}
+			top = append(top, pyjson.Member{Name: name, Value: at})
 		}
 		l.TokenLogprobs = append(l.TokenLogprobs, &p)
 		l.TopLogprobs = append(l.TopLogprobs, top)
@@ -98,10 +105,11 @@ type chatAlternative struct {
 func newChatLogprobs(tokens []int, n int) *chatLogprobs {
 	l := &chatLogprobs{}
 	for _, token := range tokens {
-		one := chatTokenLogprob{chatAlternative: newAlternative(token, 0), TopLogprobs: []chatAlternative{}}
+		p := logprobOf(token)
+		one := chatTokenLogprob{chatAlternative: newAlternative(token, p), TopLogprobs: []chatAlternative{}}
 		if n > 0 {
 			for rank, t := range alternatives(token, n) {
-				one.TopLogprobs = append(one.TopLogprobs, newAlternative(t, rank))
+				one.TopLogprobs = append(one.TopLogprobs, newAlternative(t, p-float64(rank)))
 			}
 		}
 		l.Content = append(l.Content, one)
@@ -109,8 +117,8 @@ func newChatLogprobs(tokens []int, n int) *chatLogprobs {
 	return l
 }
 
-func newAlternative(token, rank int) chatAlternative {
-	a := chatAlternative{Token: model.TokenName(token), Logprob: logprobOf(token) - float64(rank), Bytes: []int{}}
+func newAlternative(token int, logprob float64) chatAlternative {
+	a := chatAlternative{Token: model.TokenName(token), Logprob: logprob, Bytes: []int{}}
 	for _, b := range []byte(a.Token) {
 		a.Bytes = append(a.Bytes, int(b))
 	}

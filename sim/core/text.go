@@ -32,7 +32,7 @@ func (t *textStop) push(token int, last, mayStop bool, s *Sampling) (text, stop 
 		}
 	}
 	keep := 0 // characters
-	if !last {
+	if !last && !s.IncludeStop {
 		for _, stop := range s.Stop {
 			keep = max(keep, utf8.RuneCountInString(stop)-1)
 		}
