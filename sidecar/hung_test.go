@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -87,6 +88,31 @@ func TestStreamHangs(t *testing.T) {
 			if kind, message := lastError(t, pd.APICompletions, got.body); kind == "" || !strings.Contains(message, "broke off") {
 				t.Errorf("%d, error %s %s", got.status, kind, message)
 			}
+		})
+	}
+}
+
+// A stream that can go on elsewhere does so when its engine hangs, wherever it has come from.
+func TestHungStreamGoesOn(t *testing.T) {
+	t.Parallel()
+	const form = `data: {"id":"cmpl-%d","created":%d,"model":"m","choices":[{"index":0,"text":"%s","finish_reason":%s,"prompt_token_ids":%s,"token_ids":%s}]}` + "\n\n"
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var decode, second *fakeEngine
+			prefill := startEngine(t, offering(handoffParams))
+			decode = startEngine(t, then(streams(fmt.Sprintf(form, 1, 1, "a", "null", "[1]", "[2]")), func(w http.ResponseWriter, r *asked) { decode.hang(); hangs(w, r) }))
+			second = startEngine(t, then(streams(fmt.Sprintf(form, 2, 2, "b", "null", "[1,2]", "[3]")), func(w http.ResponseWriter, r *asked) { second.hang(); hangs(w, r) }))
+			third := startEngine(t, streams(fmt.Sprintf(form, 3, 3, "c", `"stop"`, "[1,2,3]", "[4]"), "data: [DONE]\n\n"))
+			s := startRig(t, decode.addr, noticing, goesOn)
+			header := append(way(prefill), pd.HeaderDestination, strings.Join([]string{decode.addr, second.addr, third.addr}, ","))
+			got := post(t, s.url+completionsPath, `{"model":"m","prompt":"x","max_tokens":9,"stream":true}`, header...)
+			want := fmt.Sprintf(form, 1, 1, "a", "null", "null", "null") + fmt.Sprintf(form, 1, 1, "b", "null", "null", "null") +
+				fmt.Sprintf(form, 1, 1, "c", `"stop"`, "null", "null") + "data: [DONE]\n\n"
+			if got.body != want {
+				t.Errorf("%s\nwant\n%s", got.body, want)
+			}
+			s.mustCount(t, 2, "tandem_continuations_total", "cause", "hung", "result", "ok")
 		})
 	}
 }

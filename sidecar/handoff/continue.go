@@ -40,6 +40,7 @@ type ongoing struct {
 	answer *relay.Answer // of the engine that goes on; nil: of none
 	close  func()        // ends the leg to it
 	leave  func()        // ends the leg of the local engine
+	vigil  *vigil        // of the engine that sends the answer
 	tried  bool          // to leave it
 	failed bool          // the end of the answer cannot be had
 }
@@ -102,10 +103,10 @@ func (legs *Legs) Evacuate() { legs.evacuating.Store(true) }
 // any goroutine.
 func (x *Exchange) Moved() bool { return x.moved.Load() }
 
-// leaves says how the leg of the local engine is ended when another one has gone on.
-func (o *ongoing) leaves(end func()) {
+// begins says how the leg of the local engine is ended when another one has gone on, and who watches that engine.
+func (o *ongoing) begins(v *vigil, end func()) {
 	if o != nil {
-		o.leave = end
+		o.vigil, o.leave = v, end
 	}
 }
 
@@ -188,6 +189,7 @@ func (o *ongoing) Leave() *relay.Answer {
 	case o.Stopped():
 		return o.complete()
 	}
+	o.vigil.moves(o.Refusal() == "" && o.Moves() < x.legs.Continue.Times)
 	if !x.legs.evacuating.Load() || o.tried || o.Moves() > 0 || o.Several() || o.Refusal() != "" || o.Ended() {
 		return nil
 	}
@@ -306,17 +308,19 @@ func (o *ongoing) goOnAt(t pd.Target) error {
 		status = resp.StatusCode
 	}
 	if err == nil {
+		v.reads(resp)
 		o.answer = relay.NewAnswer(resp.Body)
 		err = o.answer.PeekEvent(nil, nil)
 	}
 	silence.Stop()
-	v.over(err == nil)
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
 	x.record.leg("continue", t.String(), sent, time.Now(), status, err)
 	x.endLegSpan(span, status, err)
+	o.vigil = v
 	o.close = func() {
+		v.over(false)
 		cancel(nil)
 		if resp != nil {
 			resp.Body.Close()

@@ -26,8 +26,11 @@ var errHung = errors.New("the engine accepts connections and answers nothing, no
 // A leg that takes longer than most of the last ones to the same engine is no proof: its prompt may be longer, or others may be
 // before it. So the engine is then asked whether it is healthy, repeatedly. It counts as hung if neither these probes nor any leg
 // has got an answer for the silence, for as long as legs usually take, and for as long as it may take to read the bodies that it has
-// got. All legs to it end then whose answers have not begun. It is probed until it answers, and gets no leg before. An answer that has
-// begun cannot go on elsewhere, so a pause is better for its client than its end: it ends only if the engine hangs for long.
+// got. All legs to it end then whose answers have not begun, or can go on elsewhere. It is probed until it answers, and gets no leg before.
+// For the client of another answer that has begun a pause is better than its end: it ends only if the engine hangs for long.
+//
+// A stream that pauses for longer than some of its last pauses has its engine probed too: a second is much for one that sends a token each
+// 20 ms, and the first thing that is late at an engine which hangs is usually a token.
 type hungList struct {
 	silence time.Duration // 0: nothing is noticed
 	log     *slog.Logger
@@ -51,6 +54,12 @@ const (
 	hungRetry = time.Second
 	// hungBegun is how long an engine must hang until answers end that have begun.
 	hungBegun = 10 * time.Second
+	// manyPauses is how many of the longest recent pauses of an engine's streams one may take. Streams are not even: while the engine
+	// computes a long prompt between two tokens, a pause is some times as long as usual.
+	manyPauses = 4
+	// leastPause is the shortest pause that makes an engine suspect. Below it the probes would be many, and would say nothing: that of a
+	// busy engine takes some milliseconds, and it is sent at hungTick after the pause at the earliest.
+	leastPause = 250 * time.Millisecond
 	// hungIdle is how long an engine is looked at after its last leg.
 	hungIdle = 10 * time.Second
 	// hungForget is for how long an engine is probed that is hung and that no request wants: it may not come back.
@@ -79,9 +88,10 @@ type watchedEngine struct {
 	engine  transport.Engine
 	recent  [waits]recentWaits
 	vigils  map[*vigil]struct{}
-	running bool      // a goroutine looks at it
-	used    time.Time // when a leg was last sent, or wanted to be
-	sign    time.Time // when a leg last got what it waited for
+	running bool          // a goroutine looks at it
+	used    time.Time     // when a leg was last sent, or wanted to be
+	sign    time.Time     // when a leg last got what it waited for
+	pause   time.Duration // the longest recent one of its streams; 0 = not known
 	hung    bool
 }
 
@@ -94,6 +104,8 @@ type vigil struct {
 	began    time.Time
 	heard    atomic.Int64 // time from began to the newest sign of the engine; 0 = none
 	excused  time.Time    // when the engine last answered a probe
+	pause    atomic.Int64 // the longest recent time between two signs, after the first one
+	movable  atomic.Bool  // the answer can go on elsewhere
 	answered bool         // what it waits for has come; only the goroutine of the leg reads it
 	fail     func(error)
 }
@@ -155,12 +167,24 @@ func (v *vigil) hears() {
 		return
 	}
 	if v.answered {
-		v.heard.Store(int64(time.Since(v.began)))
+		now, longest := int64(time.Since(v.began)), v.pause.Load()
+		v.pause.Store(max(now-v.heard.Load(), longest-longest>>pauseDecay))
+		v.heard.Store(now)
 		return
 	}
 	v.list.mu.Lock()
 	defer v.list.mu.Unlock()
 	v.came()
+}
+
+// pauseDecay is how fast a long pause is forgotten: one in 2^pauseDecay of it with each sign, so that half of it is after 44 tokens.
+const pauseDecay = 6
+
+// moves says whether the answer can go on elsewhere: it then ends as soon as the engine counts as hung, also if it has begun.
+func (v *vigil) moves(can bool) {
+	if v != nil && v.movable.Load() != can {
+		v.movable.Store(can)
+	}
 }
 
 // begins notes that the client gets the answer from now on, if only its headers, so that it cannot come from elsewhere.
@@ -198,6 +222,9 @@ func (v *vigil) quiet(now time.Time) (silent, usual time.Duration) {
 	last := v.began
 	if heard := v.heard.Load(); heard > 0 {
 		last, usual = last.Add(time.Duration(heard)), max(usual, hungRetry)
+		if pause := max(time.Duration(v.pause.Load()), v.of.pause); pause > 0 {
+			usual = min(usual, max(manyPauses*pause, leastPause))
+		}
 	}
 	if v.excused.After(last) {
 		last, usual = v.excused, max(usual, hungRetry)
@@ -262,14 +289,18 @@ func (l *hungList) suspects(w *watchedEngine, now time.Time) (patience time.Dura
 		w.running = false
 		return 0, false, true
 	}
-	var usual, reading time.Duration
+	var usual, reading, pause time.Duration
 	for v := range w.vigils {
+		pause = max(pause, time.Duration(v.pause.Load()))
 		if v.heard.Load() == 0 {
 			reading += v.reading
 		}
 		if silent, its := v.quiet(now); silent > its && (!yes || its < usual) {
 			usual, yes = its, true
 		}
+	}
+	if pause > 0 {
+		w.pause = pause
 	}
 	return max(l.silence, usual) + reading, yes, false
 }
@@ -295,8 +326,8 @@ func (l *hungList) excuse(w *watchedEngine) {
 	}
 }
 
-// hang marks an engine as hung, and ends its legs whose answers have not begun, unless one leg has got something since the engine is
-// silent.
+// hang marks an engine as hung, and ends its legs whose answers have not begun, or can go on elsewhere, unless one leg has got something
+// since the engine is silent.
 func (l *hungList) hang(w *watchedEngine, silent time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -310,7 +341,7 @@ func (l *hungList) hang(w *watchedEngine, silent time.Time) bool {
 		return false
 	}
 	w.hung = true
-	w.end(func(v *vigil) bool { return v.heard.Load() == 0 })
+	w.end(func(v *vigil) bool { return v.heard.Load() == 0 || v.movable.Load() })
 	return true
 }
 

@@ -213,6 +213,45 @@ func TestHungStream(t *testing.T) {
 	})
 }
 
+// A stream that can go on elsewhere ends soon after its engine, at a multiple of the stream's own pauses; a stream that pauses as often
+// goes on.
+func TestHungStreamThatCanMove(t *testing.T) {
+	for name, c := range map[string]struct {
+		pause time.Duration // between two tokens
+		end   time.Duration // after the last token, at most
+	}{
+		"quick": {20 * time.Millisecond, leastPause + 800*time.Millisecond + 2*hungTick + 2*hungProbe},
+		"slow":  {150 * time.Millisecond, manyPauses*150*time.Millisecond + 800*time.Millisecond + 2*hungTick + 2*hungProbe},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withHungList(t, func(f *hungFixture) {
+				v, failed := f.leg(waitFirst)
+				other, stays := f.leg(waitFirst)
+				for range 100 {
+					<-time.After(c.pause)
+					v.hears()
+					v.moves(true)
+					other.hears()
+				}
+				if n := f.probes(); n > 0 {
+					t.Errorf("%d probes of an engine that sends tokens", n)
+				}
+				f.mustGoOn(failed, 5*time.Second) // it answers probes
+				v.hears()
+				for range 300 { // the long pause is forgotten
+					<-time.After(c.pause)
+					v.hears()
+					other.hears()
+				}
+				f.stop(true)
+				f.mustEnd(failed, c.end)
+				f.mustGoOn(stays, time.Second)
+				f.mustEnd(stays, hungBegun+time.Second)
+			})
+		})
+	}
+}
+
 // An answer has begun for its client when its headers are sent on.
 func TestHungBehindHeaders(t *testing.T) {
 	withHungList(t, func(f *hungFixture) {

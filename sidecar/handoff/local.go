@@ -86,7 +86,6 @@ func (x *Exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 	defer func() { x.endLegSpan(span, status, err) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	x.ongoing.leaves(func() { cancel(errLeft) })
 	x.state = decoding
 	sent := time.Now()
 	x.Clock.Enter(pd.PhaseFirst, sent)
@@ -94,6 +93,7 @@ func (x *Exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 	inflight.Inc()
 	defer inflight.Dec()
 	v := x.legs.watchLocal(req.ContentLength, cancel)
+	x.ongoing.begins(v, func() { cancel(errLeft) })
 	defer v.over(false)
 	resp, err := x.legs.Decode.Transport.RoundTrip(req.WithContext(ctx))
 	if err != nil {
