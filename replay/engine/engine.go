@@ -20,6 +20,8 @@ type Config struct {
 	PrefillFirst bool          // prompts are computed in steps of their own
 	// TokenArrives says that the first token of a Remote request comes with its KV cache; otherwise it is computed here.
 	TokenArrives bool
+	// ForgetsRemote says that an engine keeps nothing of Remote requests in its prefix cache, and finds nothing there for them.
+	ForgetsRemote bool
 	// ArrivalSteps is how many steps end before a request runs whose KV cache has arrived, while others run: the engine looks for
 	// arrivals between steps, and has scheduled the next one already.
 	ArrivalSteps int
@@ -33,9 +35,9 @@ func VLLM() Config {
 	return Config{StepTokens: 8192, Sequences: 256, BlockTokens: 16, Overhead: 2 * time.Millisecond}
 }
 
-// SGLang returns SGLang's defaults on large GPUs.
+// SGLang returns SGLang's defaults on large GPUs. Its decode engines keep no prefixes (--disaggregation-decode-enable-radix-cache is off).
 func SGLang() Config {
-	return Config{StepTokens: 8192, Sequences: 256, BlockTokens: 1, Overhead: 2 * time.Millisecond, PrefillFirst: true, TokenArrives: true}
+	return Config{StepTokens: 8192, Sequences: 256, BlockTokens: 1, Overhead: 2 * time.Millisecond, PrefillFirst: true, TokenArrives: true, ForgetsRemote: true}
 }
 
 // Request is one request to one engine. The fields above the line are the caller's.
@@ -180,6 +182,9 @@ func (c *Config) Problem(prompt, output int) error {
 // Add queues a request.
 func (e *Engine) Add(now time.Duration, r *Request) {
 	r.remote, r.added = r.Remote, now
+	if r.Remote && e.config.ForgetsRemote {
+		r.Parts = nil
+	}
 	e.waiting.push(r)
 	e.wake(now)
 }

@@ -232,6 +232,25 @@ func TestRemote(t *testing.T) {
 	d.want("1s a reserved, 105 missing", "2.01s a first", "2.02s a done", "2.0315s b first", "2.0315s b done")
 }
 
+// TestForgetsRemote: the second of two equal requests whose KV caches come from elsewhere lacks all of it, and leaves nothing for others.
+func TestForgetsRemote(t *testing.T) {
+	for forgets, missing := range map[bool]int{true: 205, false: 5} {
+		c := small()
+		c.ForgetsRemote = forgets
+		d := newDriver(t, c, flat)
+		for i := range 2 {
+			now := time.Duration(i) * time.Second
+			r := &Request{Prompt: 205, Output: 1, Parts: parts(1, 2), Remote: true, Of: "r"}
+			d.engine.Add(now, r)
+			d.engine.Arrived(now, r)
+			d.until(forever, false)
+		}
+		if want := fmt.Sprintf("1s r reserved, %d missing", missing); !slices.Contains(d.log, want) {
+			t.Errorf("forgets %t: %q, want %s", forgets, d.log, want)
+		}
+	}
+}
+
 // TestArrivalSteps: a request whose KV cache has arrived waits for two steps to end while others run, and for none otherwise.
 func TestArrivalSteps(t *testing.T) {
 	for _, test := range []struct {
