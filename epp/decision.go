@@ -19,6 +19,8 @@ type Decision struct {
 	// Source is what made the token ids that Tokens counts; nil if the request has ids itself, or its length is estimated.
 	Source TokenSource
 	Costs  []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
+	// PullFrom is the endpoint from which the engine that computes the prompt may fetch blocks of it; nil = none.
+	PullFrom *Endpoint
 	// Expected is what a PickObserver that predicts expects of the request; zero: nothing is expected.
 	Expected Expected
 	Origin   Origin // of the request

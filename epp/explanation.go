@@ -112,6 +112,9 @@ func (x *Explanation) addHeaders(r *Request, d *Decision) {
 	for i, p := range x.Picks[1:] {
 		x.Headers[d.Picks[1+i].Row.Header] = strings.Join(p.Endpoints, ",")
 	}
+	if d.PullFrom != nil {
+		x.Headers[pd.HeaderSource] = d.PullFrom.Address
+	}
 	if r.Asked != "" {
 		x.Headers[pd.HeaderModel] = pd.Rename{Asked: r.Asked, Answers: r.Model}.String()
 	}

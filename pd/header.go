@@ -13,6 +13,9 @@ const (
 	// HeaderEncode carries the endpoints that encode images, audio and video, host:port[,host:port…]; absent means that the prompt's
 	// endpoint encodes them. llm-d's name.
 	HeaderEncode = "x-encoder-hosts-ports"
+	// HeaderSource carries the endpoint from whose memory the engine that computes the prompt may fetch blocks, host:port; absent means
+	// none. llm-d's name.
+	HeaderSource = "x-kv-cache-source-host-port"
 	// HeaderRank carries the ip:port of the rank that a request is for, where the gateway sends it to the sidecar's first port. llm-d's
 	// name.
 	HeaderRank = "x-data-parallel-host-port"

@@ -35,6 +35,18 @@ func ParseTargets(values []string) ([]Target, error) { return parseTargets(Heade
 // ParseEncoders parses HeaderEncode, by the grammar of ParseTargets.
 func ParseEncoders(values []string) ([]Target, error) { return parseTargets(HeaderEncode, values) }
 
+// ParseSource parses HeaderSource, by the grammar of ParseTargets: one target.
+func ParseSource(values []string) (Target, error) {
+	targets, err := parseTargets(HeaderSource, values)
+	switch {
+	case err != nil:
+		return Target{}, err
+	case len(targets) != 1:
+		return Target{}, fmt.Errorf("reading %s: must name one endpoint", HeaderSource)
+	}
+	return targets[0], nil
+}
+
 func parseTargets(header string, values []string) ([]Target, error) {
 	var targets []Target
 	for _, line := range values {

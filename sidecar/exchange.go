@@ -48,8 +48,9 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 	}
 	split := route.Verdict == pd.Remote && x.API.Splittable()
 	encodes := len(route.Encoders) > 0 && x.API == pd.APIChat
+	pulls := route.Source != pd.Target{} && x.API.Splittable()
 	check, checks := s.dialect.(dialect.Checker)
-	if checks = checks && check.Checks(x.API); !split && !checks && !encodes && !s.keeps(x.API, r.ContentLength) {
+	if checks = checks && check.Checks(x.API); !split && !checks && !encodes && !pulls && !s.keeps(x.API, r.ContentLength) {
 		return x.StreamLocal()
 	}
 	req, err := s.intake.Receive(r, &x.Body, x.API, &x.Buffer)

@@ -73,11 +73,13 @@ func newMetrics(reg prometheus.Registerer, g gauges, links *handoff.Links) *metr
 		Inflight: inflight.MustCurryWith(prometheus.Labels{"component": component}),
 		Encodes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_encode_requests_total",
 			Help: "Generate calls for which the picker named encoders, by result: encoded; fallback: the engine that computes the prompt encodes; no-media."}, []string{"result"}),
+		Pulls: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_kv_pull_requests_total",
+			Help: "Legs for whose prompts the picker named a pod with cached blocks, by result: asked: the engine is told to fetch them; unreachable: that pod's memory accepts no connections; not-needed."}, []string{"result"}),
 	}
 	m.handoff.Links = links
 	m.observeClients(reg)
 	reg.MustRegister(m.requests, m.phases, m.warmups, inflight, m.handoff.Legs, m.handoff.HandoffAge, m.handoff.Retries, m.handoff.Releases, m.handoff.Continued,
-		m.handoff.Stranded, m.handoff.Encodes, links,
+		m.handoff.Stranded, m.handoff.Encodes, m.handoff.Pulls, links,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_fallback_tokens",
 			Help: "Requests planned remote that may still be prefilled locally now."}, g.fallbackTokens),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_open_requests",

@@ -1,7 +1,11 @@
 package sidecar
 
 import (
+	"encoding/json"
+	"net"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -85,4 +89,124 @@ func TestOffloadingPrefillEndsAfterItsAnswer(t *testing.T) {
 	}()
 	r := post(t, s.url+"/v1/completions", `{"prompt":"x","stream":true}`, pd.HeaderPrefill, prefill.addr)
 	r.mustBe(t, http.StatusOK, "local;reason=prefill-failed;attempts=1;candidate=0")
+}
+
+// tierOf has the sidecar take the port of a listener for that of all memories.
+func tierOf(t *testing.T) (net.Listener, option) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	port := l.Addr().(*net.TCPAddr).Port
+	return l, set(func(c *Config) { c.Prefill.P2PPort = port })
+}
+
+// pulled returns the memory from which a leg pulls, "" for none.
+func pulled(t *testing.T, leg *asked) string {
+	t.Helper()
+	var b struct {
+		Params map[string]struct {
+			ID   string `json:"kv_request_id"`
+			Host string `json:"remote_host"`
+			Port int    `json:"remote_port"`
+		} `json:"kv_transfer_params"`
+	}
+	if err := json.Unmarshal([]byte(leg.body), &b); err != nil {
+		return "" // not an object of objects: NIXL's
+	}
+	s, ok := b.Params["remote_kv_source"]
+	if !ok {
+		return ""
+	}
+	if s.ID == "" {
+		t.Errorf("%s pulls without a number", leg.body)
+	}
+	return net.JoinHostPort(s.Host, strconv.Itoa(s.Port))
+}
+
+// TestPull: the engine that computes the prompt, and no other, fetches blocks from the pod that the picker names.
+func TestPull(t *testing.T) {
+	prefill := offloadingPrefill(t, offloadingPage, says(http.StatusOK, "application/json", offloadingPrefilled))
+	decode := offloadingDecode(t, says(http.StatusOK, "application/json", offloadingDecoded))
+	l, port := tierOf(t)
+	s := startRig(t, decode.addr, offloads, port)
+	memory, source := l.Addr().String(), "127.0.0.1:8000"
+	legsOf := func(e *fakeEngine) []string {
+		var from []string
+		for _, leg := range e.requests() {
+			from = append(from, pulled(t, leg))
+		}
+		return from
+	}
+	post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, prefill.addr, pd.HeaderSource, source).mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=0")
+	if p, d := legsOf(prefill), legsOf(decode); !slices.Equal(p, []string{memory}) || !slices.Equal(d, []string{""}) {
+		t.Errorf("split: prefill pulls from %q, decode from %q", p, d)
+	}
+	for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
+		post(t, s.url+path, `{"prompt":"x","messages":[],"kv_transfer_params":{"remote_kv_source":"x"}}`, pd.HeaderSource, source).mustBe(t, http.StatusOK, "local;reason=unplanned")
+		if d := legsOf(decode); d[len(d)-1] != memory {
+			t.Errorf("%s: the local engine pulls from %q", path, d)
+		}
+	}
+	s.mustCount(t, 3, "tandem_kv_pull_requests_total", "result", "asked")
+	for name, header := range map[string]string{"not allowed": "10.0.0.1:8000", "two": source + "," + source, "malformed": "x"} {
+		post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderSource, header).mustBe(t, http.StatusOK, "local;reason=unplanned")
+		if d := legsOf(decode); d[len(d)-1] != "" {
+			t.Errorf("%s: the local engine pulls from %q", name, d)
+		}
+	}
+	post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, prefill.addr, pd.HeaderSource, prefill.addr).mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=0")
+	if p := legsOf(prefill); p[1] != "" {
+		t.Errorf("prefill pulls from itself, %q", p)
+	}
+	s.mustCount(t, 1, "tandem_kv_pull_requests_total", "result", "not-needed")
+}
+
+// TestPullFromTheDead: an engine that is sent to an address where none listens would lose its sessions.
+func TestPullFromTheDead(t *testing.T) {
+	decode := offloadingDecode(t, says(http.StatusOK, "application/json", offloadingDecoded))
+	l, port := tierOf(t)
+	l.Close()
+	s := startRig(t, decode.addr, offloads, port)
+	for range 3 {
+		post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderSource, "127.0.0.1:8000").mustBe(t, http.StatusOK, "local;reason=unplanned")
+	}
+	for _, leg := range decode.requests() {
+		if from := pulled(t, leg); from != "" {
+			t.Errorf("the engine pulls from %q", from)
+		}
+	}
+	s.mustCount(t, 3, "tandem_kv_pull_requests_total", "result", "unreachable")
+}
+
+// TestPullOfStrangers: a sender without the secret of the pool does not choose where an engine connects to.
+func TestPullOfStrangers(t *testing.T) {
+	decode := offloadingDecode(t, says(http.StatusOK, "application/json", offloadingDecoded))
+	_, port := tierOf(t)
+	s := startRig(t, decode.addr, offloads, port, set(func(c *Config) { c.Trust.Secrets = func() pd.Secrets { return pd.Secrets{"secret"} } }))
+	for _, auth := range []string{"guess", "secret"} {
+		post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderSource, "127.0.0.1:8000", pd.HeaderAuth, auth).mustBe(t, http.StatusOK, "local;reason=unplanned")
+	}
+	if legs := decode.requests(); pulled(t, legs[0]) != "" || pulled(t, legs[1]) == "" {
+		t.Errorf("legs %s, %s", legs[0].body, legs[1].body)
+	}
+}
+
+// TestPullByNIXL: engines of both connectors hand over by one, and pull by the other, if the user says so.
+func TestPullByNIXL(t *testing.T) {
+	for name, on := range map[string]bool{"on": true, "off": false} {
+		t.Run(name, func(t *testing.T) {
+			prefill := startEngine(t, offering(handoffParams))
+			decode := startEngine(t, says(http.StatusOK, "application/json", offloadingDecoded))
+			_, port := tierOf(t)
+			s := startRig(t, decode.addr, port, set(func(c *Config) { c.Prefill.Pull = on }))
+			post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, prefill.addr, pd.HeaderSource, "127.0.0.1:8000").mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=0")
+			leg, decoding := prefill.requests()[0].body, decode.requests()[0].body
+			if strings.Contains(leg, `"remote_kv_source":{"kv_request_id":"tandem-`) != on || !strings.Contains(leg, `"do_remote_decode":true`) || strings.Contains(decoding, "remote_kv_source") {
+				t.Errorf("legs %s, %s", leg, decoding)
+			}
+		})
+	}
 }

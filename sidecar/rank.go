@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"sync"
 
@@ -70,6 +71,7 @@ type rankOf func(http.Header) (*rank, *pd.Refusal)
 // may name another rank (see intake.ReadRank), for gateways that reach only one port of a pod; at the other ports it is for
 // the rank of the port.
 func (s *Server) Handlers(first int) []http.Handler {
+	s.firstPort.Store(int32(first))
 	handlers := make([]http.Handler, len(s.ranks))
 	for i, r := range s.ranks {
 		of := func(http.Header) (*rank, *pd.Refusal) { return r, nil }
@@ -82,6 +84,20 @@ func (s *Server) Handlers(first int) []http.Handler {
 		handlers[i] = s.handler(of)
 	}
 	return handlers
+}
+
+// rankAt returns the rank of another pod's engine, by the port of its sidecar or, if that is none, the first: all pods have the same ports.
+func (s *Server) rankAt(port uint16) int {
+	if rank := int(port) - int(s.firstPort.Load()); rank >= 0 && rank < len(s.ranks) {
+		return rank
+	}
+	return 0
+}
+
+// pulls returns from where engines may fetch blocks of prompts.
+func (s *Server) pulls() handoff.Pulls {
+	d := &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.routes.Allow.ControlHost}
+	return handoff.Pulls{Dial: d.DialContext, Rank: s.rankAt}
 }
 
 // passthrough returns the handler of all calls but generate calls.

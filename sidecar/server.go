@@ -31,14 +31,15 @@ import (
 
 // Server is one sidecar. Make it with New, serve its Handlers, end it with Drain and Close.
 type Server struct {
-	cfg     Config
-	log     *slog.Logger
-	dialect dialect.Dialect
-	table   *request.Table
-	strips  transport.Stripped
-	intake  *intake.Intake
-	routes  intake.RouteReader
-	ranks   []*rank // of the local engine; at least one
+	cfg       Config
+	log       *slog.Logger
+	dialect   dialect.Dialect
+	table     *request.Table
+	strips    transport.Stripped
+	intake    *intake.Intake
+	routes    intake.RouteReader
+	ranks     []*rank      // of the local engine; at least one
+	firstPort atomic.Int32 // of the data ports, one for each rank; set by Handlers
 
 	local, prefill *http.Transport
 	grpc           *http.Transport             // to the local engine
@@ -79,6 +80,9 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		Table: s.table, Log: t.Log})
 	s.routes = intake.RouteReader{Modes: cfg.Trust.PDHeader != "off", Secrets: cfg.Trust.Secrets, Allow: intake.NewAllowList(cfg.Trust.Allow, cfg.Trust.Loopback, cfg.Trust.Pods),
 		Sampling: cfg.Prefill.Sampling, Others: cfg.Continue.Times > 0, Budget: s.budget, Encoders: cfg.Encode.Connector != ""}
+	if p, ok := s.dialect.(dialect.Puller); ok {
+		_, s.routes.Sources = p.Tier(pd.Target{}, 0)
+	}
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
 	s.grpc = transport.NewHTTP2(cfg.Engine.TLS)
@@ -122,7 +126,8 @@ func (s *Server) chooseDialect() error {
 	var ok bool
 	if s.dialect, ok = s.cfg.Engine.Dialect, true; s.dialect == nil {
 		s.dialect, ok = dialect.New(s.cfg.Engine.Connector, dialect.Options{BlockSize: s.cfg.Prefill.BlockSize, Lease: s.cfg.Fallback.Lease,
-			BootstrapPort: s.cfg.Prefill.BootstrapPort, MooncakePort: s.cfg.Prefill.MooncakePort, P2PPort: s.cfg.Prefill.P2PPort, Ask: s.askPod, AskBootstrap: s.askBootstrap})
+			BootstrapPort: s.cfg.Prefill.BootstrapPort, MooncakePort: s.cfg.Prefill.MooncakePort, P2PPort: s.cfg.Prefill.P2PPort,
+			Pull: s.cfg.Prefill.Pull, Ask: s.askPod, AskBootstrap: s.askBootstrap})
 	}
 	if !ok {
 		return fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", s.cfg.Engine.Connector, dialect.Names())
@@ -152,6 +157,7 @@ func (s *Server) legsConfig(t Telemetry) handoff.Config {
 		Ask:     s.toAsk,
 		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff,
 		Encoding: handoff.Encoding{Connector: encode.Find(s.cfg.Encode.Connector), References: s.cfg.Encode.References, Timeout: s.cfg.Encode.Timeout},
+		Pulls:    s.pulls(),
 		Continue: s.goesOn, TellPods: s.cfg.Tell.Pods, Record: s.cfg.Tell.Recent > 0,
 		Tracer: t.Tracer, Propagator: t.Propagator, Metrics: s.metrics.handoff, Log: t.Log,
 	}

@@ -53,7 +53,6 @@ type listen struct {
 // foreign has flags of llm-d's sidecar that are supported in part, not at all, or have no effect. Their default values are
 // accepted, because charts write them out.
 type foreign struct {
-	Pull           bool     `flag:"enable-p2p-pull" help:"not supported, must be false: KV cache is pulled only from the prefill pod"`
 	Chunk          int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not supported, must be 0: chunked decode changes the answers of engines"`
 	Speculative    bool     `flag:"enable-speculative-prefill" help:"not supported, must be false: the decode engine's own prefix cache keeps what it has generated for the next turn"`
 	MoRIIO         bool     `flag:"moriio-write-mode" help:"not supported, must be false: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out"`
@@ -94,7 +93,6 @@ type foreign struct {
 
 // Validate implements boot.Validator.
 func (f *foreign) Validate(p *boot.Problems) {
-	p.Require(!f.Pull, "enable-p2p-pull", "pulling from a third pod is not supported: use --kv-connector=nixlv2 without it")
 	p.Require(f.Chunk == 0, "decode-chunk-size", "must be 0: chunked decode changes the answers of engines, leave it out")
 	p.Require(!f.Speculative, "enable-speculative-prefill", "must be false: the decode engine's own prefix cache keeps what it has generated for the next turn")
 	p.Require(!f.MoRIIO, "moriio-write-mode", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out")

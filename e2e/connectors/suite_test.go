@@ -3,6 +3,7 @@ package connectors_test
 import (
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"regexp"
 	"strconv"
@@ -89,6 +90,9 @@ var suites = []suite{
 		{"hostile bodies", testHostile},
 		{"refused", testRefused},
 		{"client gone", testClientGone},
+		{"prefill pulls", testPrefillPulls},
+		{"decode pulls", testDecodePulls},
+		{"memory of the dead", testPullFromTheDead},
 		{"prefill stopped", testPrefillStopped},
 		{"decode killed", testDecodeKilled},
 		{"prefill killed", testOffloadingPrefillKilled},
@@ -99,7 +103,17 @@ var suites = []suite{
 		{"hostile bodies", testHostile},
 		{"client gone", testClientGone},
 	}},
+	{"pulls", vllm.Options{Connector: vllm.Multi, Second: vllm.Offloading, Lease: 10 * time.Second}, []string{"--kv-connector=nixlv2", "--enable-p2p-pull", "--lease=10s"}, []pairCase{
+		{"answers", testAnswers},
+		{"hostile bodies", testHostile},
+		{"prefill pulls", testPrefillPulls},
+		{"decode pulls", testDecodePulls},
+		{"memory of the dead", testPullFromTheDead},
+	}},
 }
+
+// tierHosts are where the peer-to-peer tiers of the engines listen: all have the same port, as in pods.
+var tierHosts = map[vllm.Role]netip.Addr{vllm.Prefill: netip.MustParseAddr("127.0.0.1"), vllm.Decode: netip.MustParseAddr("127.0.0.2")}
 
 // pair is the engines that the cases of a suite share.
 type pair struct {
@@ -146,14 +160,15 @@ func TestRealEngines(t *testing.T) {
 // start starts the pair. Its engines end with the test.
 func (p *pair) start(t *testing.T) {
 	t.Helper()
-	ports, err := realengine.FreePorts(t.Context(), 1)
+	ports, err := realengine.FreePorts(t.Context(), 2)
 	must(t, err)
 	o := p.engines
 	o.Store, o.SidePort = t.TempDir(), ports[0]
-	p.flags = append(p.flags, "--mooncake-bootstrap-port="+strconv.Itoa(ports[0]), "--p2p-connector-port="+strconv.Itoa(ports[0]), "--fallback-ratio=1", "--fallback-burst=1000")
+	p.flags = append(p.flags, "--mooncake-bootstrap-port="+strconv.Itoa(ports[0]), "--p2p-connector-port="+strconv.Itoa(ports[1]), "--fallback-ratio=1", "--fallback-burst=1000")
 	var starting sync.WaitGroup
 	for to, role := range map[**realengine.Engine]vllm.Role{&p.prefill: vllm.Prefill, &p.decode: vllm.Decode} {
 		o := o
+		o.Tier = netip.AddrPortFrom(tierHosts[role], uint16(ports[1]))
 		if o.Role, o.Name = role, p.name+" "+string(role); role == vllm.Decode {
 			o.SidePort = 0
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -49,7 +50,7 @@ const (
 	Push     Connector = "NixlPushConnector"
 	Files    Connector = "ExampleConnector"
 	Mooncake Connector = "MooncakeConnector"
-	Multi    Connector = "MultiConnector" // NIXL, then files
+	Multi    Connector = "MultiConnector" // NIXL, then Second
 	// Offloading copies blocks to CPU memory, from which peers fetch them.
 	Offloading Connector = "OffloadingConnector"
 )
@@ -59,6 +60,7 @@ type Options struct {
 	Name      string // in messages
 	Role      Role
 	Connector Connector // of an engine that is not plain; "": NIXL
+	Second    Connector // of an engine with Multi; "": Files
 	// Store is the folder that the engines of a pair share, for files of KV caches or of encodings.
 	Store string
 	// Vision serves a model that sees, with at most four images a request.
@@ -68,6 +70,8 @@ type Options struct {
 	// SidePort is where a prefill engine tells decode engines how it is reached: its NIXL side channel, Mooncake's bootstrap
 	// server, or the peer-to-peer tier of either engine. 0: a free port.
 	SidePort int
+	// Tier is where the peer-to-peer tier of Offloading listens; zero: at SidePort of loopback.
+	Tier netip.AddrPort
 	// Abort is how long Mooncake's legs wait for each other, in whole seconds; 0: 480 s.
 	Abort time.Duration
 	// Lease is how long a prefill engine keeps a hand-off without heartbeats, in whole seconds; 0: 30 s. Decode engines need
@@ -172,10 +176,14 @@ func (o Options) connectorConfig(c Connector) map[string]any {
 	case Offloading:
 		config["kv_role"] = "kv_both"
 		extra["spec_name"], extra["cpu_bytes_to_use"] = "TieringOffloadingSpec", 64<<20
-		extra["secondary_tiers"] = []any{map[string]any{"type": "p2p", "host": realengine.Loopback, "port": o.SidePort}}
+		host, port := realengine.Loopback, o.SidePort
+		if o.Tier.IsValid() {
+			host, port = o.Tier.Addr().String(), int(o.Tier.Port())
+		}
+		extra["secondary_tiers"] = []any{map[string]any{"type": "p2p", "host": host, "port": port}}
 	case Multi:
 		config["kv_role"] = "kv_both"
-		extra["connectors"] = []any{o.connectorConfig(NIXL), o.connectorConfig(Files)}
+		extra["connectors"] = []any{o.connectorConfig(NIXL), o.connectorConfig(cmp.Or(o.Second, Files))}
 	}
 	return config
 }

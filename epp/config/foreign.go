@@ -62,7 +62,6 @@ var refused = map[string]string{
 	"multicluster-queue-scorer":                 noClusters,
 	"multicluster-session-affinity-filter":      noClusters,
 	"outlen-bucket":                             "leave it out; inflight-load-producer estimates answers by the length of the prompt",
-	"p2p-source-producer":                       leaveOut,
 	"session-interturn-latency-producer":        leaveOut,
 	"thunder-agent":                             "program-aware-fairness with the strategy turn-priority, and session-affinity-scorer",
 }

@@ -50,6 +50,8 @@ func describe(p *plugin, instance any) string {
 		return "an admitter"
 	case epp.Identifier:
 		return "an identifier of requests"
+	case epp.SourceFinder:
+		return "a finder of sources"
 	case epp.PickObserver:
 		return "an observer of picks"
 	case epp.Reporter:

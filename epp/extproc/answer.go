@@ -147,6 +147,9 @@ func (st *stream) setPlan(m *procv3.HeaderMutation, d *epp.Decision, peer epp.Pe
 			pick := &d.Picks[1+i]
 			set(m, pick.Row.Header, destinations(pick.Endpoints))
 		}
+		if d.PullFrom != nil {
+			set(m, pd.HeaderSource, d.PullFrom.Address)
+		}
 	}
 	if planned && (peer == epp.PeerTandem || st.filter == filterPicker) { // the accountant needs it, and removes it
 		plan := st.outcome.Plan

@@ -46,6 +46,14 @@ func TestHeadersAnswer(t *testing.T) {
 		}
 	}
 
+	pulling := func(p *pool) func(*epp.Request) (*epp.Decision, error) {
+		return func(r *epp.Request) (*epp.Decision, error) {
+			d, err := p.local(r, p.endpoints[0])
+			d.PullFrom = p.endpoints[1]
+			return d, err
+		}
+	}
+
 	for _, c := range []struct {
 		name    string
 		choose  func(p *pool) func(*epp.Request) (*epp.Decision, error)
@@ -62,6 +70,8 @@ func TestHeadersAnswer(t *testing.T) {
 			"local;reason=below-threshold;strict=0;report", nil},
 		{"remote", remote, nil, chat(more), map[string]string{epp.HeaderDestination: a, pd.HeaderPrefill: c6 + "," + b},
 			"remote;reason=uncached;strict=1;report", nil},
+		{"source of blocks, and not the client's", pulling, nil, chat(more, pd.HeaderSource, "6.6.6.6:6"),
+			map[string]string{epp.HeaderDestination: a, pd.HeaderSource: b}, "local;reason=below-threshold;strict=0;report", nil},
 		{"no trailers", remote, func(c *Config) { c.Trailers = false }, chat(more),
 			map[string]string{epp.HeaderDestination: a, pd.HeaderPrefill: c6 + "," + b}, "remote;reason=uncached;strict=1", nil},
 		{"shared secret", remote, func(c *Config) { c.Auth = func() string { return auth } }, chat(more),

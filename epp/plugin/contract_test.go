@@ -260,7 +260,7 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 	for _, row := range Table {
 		switch instance := build[any](t, row.Type, required[row.Type]).(type) {
 		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider, epp.Preparer, epp.Admission,
-			epp.LinkEstimator, epp.Observer, epp.Admitter, epp.Stamper, epp.Parser, epp.Reporter, epp.EndpointObserver, epp.SnapshotObserver,
+			epp.LinkEstimator, epp.Observer, epp.SourceFinder, epp.Admitter, epp.Stamper, epp.Parser, epp.Reporter, epp.EndpointObserver, epp.SnapshotObserver,
 			*pool.File, pool.Source, page.Extractor, pool.FurtherSource, pool.FurtherReader, producer.Estimated, *affinity.Topology, epp.Identifier, epp.Screener, *affinity.Sessions,
 			flow.Sharing, flow.Ordering, flow.Usage:
 		default:

@@ -93,6 +93,7 @@ var Table = []epp.Row{
 	{Type: "precise-prefix-cache-producer", New: producer.NewPrecisePrefixCache},
 	{Type: "burst-prefix-cache-producer", New: producer.NewBurstPrefixCache},
 	{Type: "inflight-load-producer", New: producer.NewInflightLoad},
+	{Type: "p2p-source-producer", New: producer.NewP2PSource},
 	{Type: "predicted-latency-producer", New: producer.NewPredictedLatency},
 	{Type: "session-id-producer", New: affinity.NewSessionIDProducer},
 	{Type: "mm-embeddings-cache-producer", New: affinity.NewMediaProducer},

@@ -33,6 +33,7 @@ type Config struct {
 	Detector      epp.Detector          // while the pool is full, requests of negative priority are refused; nil: they are not
 	Observers     []epp.Observer        // of outcomes
 	Picked        []epp.PickObserver    // told of every pick
+	Sources       []epp.SourceFinder    // name where the engine that computes the prompt fetches blocks; the first that knows one counts
 	AnswerPlugins epp.AnswerPlugins
 	Reads         epp.APISet    // APIs whose requests are read
 	Charge        epp.Charge    // how requests are charged to endpoints

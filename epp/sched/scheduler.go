@@ -148,6 +148,7 @@ func (k *pick) decided(pass epp.Pass) *epp.Decision {
 	k.learn(k)
 	d := k.write(k.made)
 	d.Reservation, d.Pass = &k.made.reservation, pass
+	k.findSource(d)
 	for _, o := range k.pipeline.config.Picked {
 		o.Picked(&k.round, k.all, d)
 	}
@@ -189,8 +190,19 @@ func (s *Scheduler) Explain(ctx context.Context, r *epp.Request) (*epp.Decision,
 	d.Trace = &k.trace.Trace
 	if err != nil {
 		d.Verdict, d.Reason = pd.Refused, pd.AsRefusal(err).Reason
+		return d, err
 	}
-	return d, err
+	k.findSource(d)
+	return d, nil
+}
+
+// findSource finds where the engine that computes the prompt may fetch blocks of it.
+func (k *pick) findSource(d *epp.Decision) {
+	for _, f := range k.pipeline.config.Sources {
+		if d.PullFrom == nil {
+			d.PullFrom = f.Source(&k.round, k.all, d)
+		}
+	}
 }
 
 func unconfigured() error {

@@ -15,6 +15,7 @@ func Scheduler(b *config.Built, stale time.Duration, seed uint64, metrics *sched
 		Flows:     config.Of[epp.FlowNamer](b),
 		Screeners: b.Screeners, Admitters: b.Admitters, Admission: b.Admission, Matchers: b.Matchers, Producers: b.Producers,
 		Links: b.Links, Detector: b.Detector, Observers: config.Of[epp.Observer](b), Picked: config.Of[epp.PickObserver](b),
+		Sources:       config.Of[epp.SourceFinder](b),
 		AnswerPlugins: epp.AnswerPlugins{Stampers: config.Of[epp.Stamper](b), Reporters: config.Of[epp.Reporter](b)},
 		Reads:         b.Reads, Charge: b.Charge, Stale: stale, Seed: seed, Metrics: metrics}
 }

@@ -359,6 +359,8 @@ type Options struct {
 	MooncakePort int
 	// P2PPort is the port of prefill engines' peer-to-peer tiers, for vLLM's OffloadingConnector.
 	P2PPort int
+	// Pull says that engines of vLLM's NixlConnector have such tiers too (MultiConnector), and fetch from those of other engines.
+	Pull bool
 	// Lease is how long prefill engines keep a finished hand-off.
 	Lease time.Duration
 	// Ask gets a path from a prefill pod's HTTP server, for protocols that need to know something about the pod before the

@@ -16,13 +16,18 @@ import (
 // cache and names it in its answer; decode pulls it. Measured on vLLM 0.32.0.
 type vllmNIXL struct {
 	vllmEngine
+	pulls     // engines with MultiConnector, of which NixlConnector and OffloadingConnector are part
 	blockSize int
 	trust     time.Duration
 }
 
 func newVLLMNIXL(o Options) Dialect {
 	// A hand-off older than two thirds of its lease is not used: the rest is for the way to decode, and for its queue.
-	return &vllmNIXL{blockSize: o.BlockSize, trust: o.Lease * 2 / 3}
+	d := &vllmNIXL{blockSize: o.BlockSize, trust: o.Lease * 2 / 3}
+	if o.Pull {
+		d.pulls.port = o.P2PPort
+	}
+	return d
 }
 
 // Shape implements Dialect.
@@ -53,6 +58,7 @@ type nixlLegs struct {
 	dialect *vllmNIXL
 	request *request.Request
 	params  nixlParams
+	source  pd.Target // from whose memory prefill pulls; zero: from none
 	// promptTokens and cachedTokens are prefill's counts for this prompt; -1 = not reported.
 	promptTokens, cachedTokens int64
 }
@@ -72,9 +78,16 @@ func (a *nixlLegs) Prefill() (request.Payload, error) {
 		return request.Payload{}, err
 	}
 	OneToken(a.request, e)
-	e.Set("kv_transfer_params", prefillParams)
+	params := prefillParams
+	if a.source != (pd.Target{}) {
+		params = append(appendSource(append(bytes.TrimSuffix(bytes.Clone(params), []byte("}")), ','), a.source), '}')
+	}
+	e.Set("kv_transfer_params", params)
 	return e.Payload()
 }
+
+// PullFrom implements PullAttempt.
+func (a *nixlLegs) PullFrom(tier pd.Target) { a.source = tier }
 
 // Decode implements Handoff. It inserts the hand-off as the prefill engine wrote it.
 func (a *nixlLegs) Decode() (request.Payload, error) {

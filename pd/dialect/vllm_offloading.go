@@ -21,10 +21,11 @@ const P2PPort = 7777
 // hand-off that is not fetched is free after 60 seconds. Measured on vLLM 0.32.0.
 type vllmOffloading struct {
 	vllmEngine
+	pulls // whatever Options say: engines fetch if a picker names a source
 	port int // of the peer-to-peer tier of prefill engines; a data-parallel rank has the port of its number above it
 }
 
-func newVLLMOffloading(o Options) Dialect { return &vllmOffloading{port: o.P2PPort} }
+func newVLLMOffloading(o Options) Dialect { return &vllmOffloading{pulls: pulls{o.P2PPort}, port: o.P2PPort} }
 
 // Shape implements Dialect.
 func (*vllmOffloading) Shape() Shape { return Concurrent }
@@ -49,11 +50,15 @@ type offloadingAttempt struct {
 	port    int
 	rank    pd.Rank
 	number  string
+	source  pd.Target // from whose memory prefill pulls; zero: from none
 	cached  int64 // tokens of the prompt in prefill's cache; -1: not reported
 }
 
 // UseRanks implements Ranked. Decode's rank has no effect: each rank of a decode engine has its own port.
 func (a *offloadingAttempt) UseRanks(prefill, _ pd.Rank) { a.rank = prefill }
+
+// PullFrom implements PullAttempt.
+func (a *offloadingAttempt) PullFrom(tier pd.Target) { a.source = tier }
 
 // SetHeader implements HeaderSetter.
 func (a *offloadingAttempt) SetHeader(role pd.Role, h http.Header) {
@@ -69,7 +74,11 @@ func (a *offloadingAttempt) Prefill() (request.Payload, error) {
 		return request.Payload{}, err
 	}
 	OneToken(a.request, e)
-	e.Set("kv_transfer_params", []byte(`{"remote_decoder":{"kv_request_id":"`+a.number+`"}}`))
+	b := []byte(`{"remote_decoder":{"kv_request_id":"` + a.number + `"}`)
+	if a.source != (pd.Target{}) {
+		b = appendSource(append(b, ','), a.source)
+	}
+	e.Set("kv_transfer_params", append(b, '}'))
 	return e.Payload()
 }
 
@@ -119,6 +128,8 @@ var (
 	_ Unfinisher     = (*vllmOffloading)(nil)
 	_ Pusher         = (*vllmOffloading)(nil)
 	_ Rendezvous     = (*offloadingAttempt)(nil)
+	_ Puller         = (*vllmOffloading)(nil)
+	_ PullAttempt    = (*offloadingAttempt)(nil)
 	_ Ranked         = (*offloadingAttempt)(nil)
 	_ HeaderSetter   = (*offloadingAttempt)(nil)
 	_ UsageCorrector = (*offloadingAttempt)(nil)

@@ -80,6 +80,7 @@ func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 		}
 		ranked.UseRanks(prefill, x.Route.Plan.DecodeRank)
 	}
+	x.pull(a, req, target)
 	x.Decision.Attempts++
 	x.Decision.Candidate = candidate
 	x.target = target.String()

@@ -58,6 +58,9 @@ type Config struct {
 	// Encoding is how images, audio and video are encoded on other pods.
 	Encoding Encoding
 
+	// Pulls says from where engines fetch blocks that they lack.
+	Pulls Pulls
+
 	// Now is the clock that notices when the whole process stood still; nil is time.Now.
 	Now func() time.Time
 
@@ -84,6 +87,7 @@ type Metrics struct {
 	Inflight   *prometheus.GaugeVec   // by role
 	Continued  *prometheus.CounterVec // by cause, result
 	Encodes    *prometheus.CounterVec // by result
+	Pulls      *prometheus.CounterVec // by result
 	ITL        *relay.ByVerdict
 	Links      *Links
 }
@@ -112,6 +116,8 @@ type shared struct {
 	hung     *hungList
 	// protocols knows the engines that speak another protocol.
 	protocols *protocolList
+	// tiers knows the memories from which engines may fetch blocks.
+	tiers *tierList
 
 	evacuating atomic.Bool // streams leave the local engine
 
@@ -131,6 +137,7 @@ func New(c Config) *Legs {
 	s.open, s.close = context.WithCancel(context.Background())
 	s.hung = newHungList(c.HangAfter, c.Log, s.open, &s.work)
 	s.protocols = newProtocolList(c, s.open, &s.work)
+	s.tiers = newTierList(c)
 	return legsOf(c, s)
 }
 

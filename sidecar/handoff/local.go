@@ -64,7 +64,7 @@ func (x *Exchange) bufferedLocal(req *intake.Request) error {
 	l := request.Payload{Segments: req.Body.Segments(), Length: req.Body.Len()}
 	if !req.AsIs {
 		var err error
-		if l, err = req.Local(); err != nil {
+		if l, err = x.localPayload(req); err != nil {
 			return fmt.Errorf("editing the local leg: %w", err)
 		}
 	}

@@ -40,6 +40,7 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	if err != nil {
 		return "", &prefillError{cause: "attempt", reason: pd.PrefillFailed, err: err}
 	}
+	x.pull(a, req, target)
 	x.Decision.Attempts++
 	x.Decision.Candidate = candidate
 	x.target = target.String()

@@ -20,6 +20,8 @@ type Route struct {
 	Rename  *pd.Rename  // the model's name for the client's answer; nil: the engine's
 	// Encoders encode the images, audio and video of the request; nil = what computes the prompt does.
 	Encoders []pd.Target
+	// Source is the pod from whose engine's memory the one that computes the prompt may fetch blocks; zero: none.
+	Source pd.Target
 
 	first int // index of Targets[0] in the header; not 0 if sampling has rotated the list
 }
@@ -52,6 +54,8 @@ type RouteReader struct {
 	Budget *pd.FallbackBudget
 	// Encoders says whether requests may name encoders.
 	Encoders bool
+	// Sources says whether engines fetch blocks of prompts from other engines.
+	Sources bool
 }
 
 // Tandem's headers in net/http's form, whose functions allocate a new string for a lower-case name at each use.
@@ -64,6 +68,7 @@ var (
 	keyDestination = http.CanonicalHeaderKey(pd.HeaderDestination)
 	keyModel       = http.CanonicalHeaderKey(pd.HeaderModel)
 	keyEncode      = http.CanonicalHeaderKey(pd.HeaderEncode)
+	keySource      = http.CanonicalHeaderKey(pd.HeaderSource)
 )
 
 // Read reads the P/D mode, plan and prefill candidates. Without a plan (another picker, or none) a prefill header means
@@ -94,6 +99,7 @@ func (rr *RouteReader) Read(h http.Header) (Route, error) {
 	if rr.Others && rr.trusted(h) {
 		r.Others = rr.others(h)
 	}
+	r.Source = rr.source(h)
 	if err == nil {
 		r.Encoders, err = rr.encoders(h)
 	}
@@ -182,6 +188,20 @@ func (rr *RouteReader) encoders(h http.Header) ([]pd.Target, error) {
 		return nil, pd.Refuse(pd.BadRequest, "%v.", err)
 	}
 	return targets, nil
+}
+
+// source reads from where blocks of the prompt may be fetched. It ignores the header of an untrusted sender, one that is malformed, and a
+// pod that is not allowed: the request is served without it.
+func (rr *RouteReader) source(h http.Header) (none pd.Target) {
+	values := h.Values(keySource)
+	if !rr.Sources || len(values) == 0 || !rr.trusted(h) {
+		return none
+	}
+	source, err := pd.ParseSource(values)
+	if err != nil || rr.Allow.Check(source) != nil {
+		return none
+	}
+	return source
 }
 
 // aim reads and checks the candidates of a remote route.
