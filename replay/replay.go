@@ -29,7 +29,8 @@ type Options struct {
 	Config    *config.Config
 	Shadow    *config.Config // that decides about the same requests without effect; nil: none
 	Pool      Pool
-	Replicas  int           // pickers, which do not know of each other's requests; 0 is 1
+	Replicas  int           // pickers, which know of each other's requests what Sync says; 0 is 1
+	Sync      time.Duration // how often pickers tell each other their load in flight; 0: they do not
 	Engine    engine.Config // of every engine; PartTokens is set by Run
 	Table     *engine.Table
 	Hardware  engine.Hardware
@@ -128,7 +129,7 @@ type world struct {
 	result   *Result
 }
 
-// picker is one endpoint picker. Of several, each knows only the requests that it has picked for, as replicas do.
+// picker is one endpoint picker of the replicas.
 type picker struct {
 	world     *world
 	sched     *sched.Scheduler
@@ -159,6 +160,7 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 		w.pickers = append(w.pickers, p)
 	}
 	w.spec = w.pickers[0].sched.Needs()
+	w.share()
 	for range max(1, t.Concurrency) {
 		w.begin(0)
 	}

@@ -121,14 +121,18 @@ func TestEveryRequestEnds(t *testing.T) {
 }
 
 // TestReplicas: of several pickers each knows only the requests that it has picked for. Between two readings of pages, two pickers send their
-// requests to the same engine; one picker spreads them.
+// requests to the same engine; one picker spreads them, and so do two that tell each other in time.
 func TestReplicas(t *testing.T) {
 	trace := &Trace{Requests: []Request{{Due: time.Second, Input: 4096, Output: 20}, {Due: time.Second + time.Millisecond, Input: 4096, Output: 20}}}
-	for replicas, together := range map[int]bool{0: false, 1: false, 2: true} {
+	for _, c := range []struct {
+		replicas int
+		sync     time.Duration
+		together bool
+	}{{0, 0, false}, {1, 0, false}, {2, 0, true}, {2, 100 * time.Microsecond, false}, {2, time.Minute, true}} {
 		same, runs := 0, 20
 		for seed := range runs {
 			o := options(t, 0, "2B")
-			o.Replicas, o.Seed = replicas, uint64(seed+1)
+			o.Replicas, o.Sync, o.Seed = c.replicas, c.sync, uint64(seed+1)
 			r := replayed(t, o, trace)
 			if !reflect.DeepEqual(r, replayed(t, o, trace)) {
 				t.Fatal("two runs with the same seed differ")
@@ -137,8 +141,8 @@ func TestReplicas(t *testing.T) {
 				same++
 			}
 		}
-		if (same > 0) != together || same == runs {
-			t.Errorf("%d pickers sent both requests to the same of two idle engines in %d of %d runs", replicas, same, runs)
+		if (same > 0) != c.together || same == runs {
+			t.Errorf("%d pickers that tell each other every %v sent both requests to the same of two idle engines in %d of %d runs", c.replicas, c.sync, same, runs)
 		}
 	}
 }

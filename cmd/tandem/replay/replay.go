@@ -181,6 +181,7 @@ func (s *settings) options(m model, pool replay.Pool, c *config.Config) replay.O
 	o.Config, o.Engine, o.Table, o.Hardware = c, m.config, m.table, m.hardware
 	o.Engine.Adapters, o.Engine.Load, o.Engine.Slowdown = s.differ.LoRA.Slots, s.differ.LoRA.Load, s.differ.LoRA.Slowdown
 	o.Events = s.Picker.Events
+	o.Sync = s.Picker.Sync
 	o.Scrape, o.Stale, o.First, o.Hop, o.Request, o.Seed = s.Picker.Scrape, s.Picker.Stale, s.Network.First, s.Network.Hop, m.request, uint64(s.Picker.Seed)
 	return o
 }

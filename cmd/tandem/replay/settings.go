@@ -40,7 +40,8 @@ type settings struct {
 type pickerFlags struct {
 	Configs    []string      `flag:"config" arg:"FILE[,…]" help:"EndpointPickerConfigs to compare; may be repeated. Default: that of a capture, else the built-in one"`
 	Thresholds []int         `flag:"threshold" arg:"TOKENS[,…]" help:"nonCachedTokens of each configuration's prefix-based-pd-decider, in place of its own; 0: never remote. Several thresholds are compared"`
-	Replicas   []int         `flag:"replicas" arg:"NUMBER[,…]" help:"pickers that get the requests in turn, and do not know of each other's, as replicas. Several numbers are compared. Default: those of a capture, else 1"`
+	Replicas   []int         `flag:"replicas" arg:"NUMBER[,…]" help:"pickers that get the requests in turn, as replicas. Several numbers are compared. Default: those of a capture, else 1"`
+	Sync       time.Duration `flag:"replica-sync" arg:"DURATION" help:"as crossReplica.syncInterval of a configuration: how often replicas tell each other their load in flight. 0: each knows only of its own requests"`
 	Scrape     time.Duration `flag:"refresh-metrics-interval" arg:"DURATION" help:"as of the picker: time between two readings of a busy engine's metrics"`
 	Events     time.Duration `flag:"event-delay" arg:"DURATION" help:"from a change of an engine's prefix cache until pickers that listen to KV events know of it"`
 	Stale      time.Duration `flag:"metrics-staleness-threshold" arg:"DURATION" help:"as of the picker: age from which loads are trusted less"`
@@ -140,6 +141,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	for _, n := range s.Picker.Replicas {
 		p.Require(n > 0 && n <= maxReplicas, "replicas", "must be a number from 1 to %d", maxReplicas)
 	}
+	p.Require(s.Picker.Sync >= 0, "replica-sync", "must not be negative")
 	p.Require(s.Picker.Scrape > 0, "refresh-metrics-interval", "must be positive")
 	p.Require(s.Picker.Events >= 0, "event-delay", "must not be negative")
 	p.Require(s.Picker.Stale > 0, "metrics-staleness-threshold", "must be positive")
