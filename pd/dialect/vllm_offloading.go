@@ -21,11 +21,13 @@ const P2PPort = 7777
 // hand-off that is not fetched is free after 60 seconds. Measured on vLLM 0.32.0.
 type vllmOffloading struct {
 	vllmEngine
-	pulls // whatever Options say: engines fetch if a picker names a source
-	port int // of the peer-to-peer tier of prefill engines; a data-parallel rank has the port of its number above it
+	pulls     // whatever Options say: engines fetch if a picker names a source
+	port  int // of the peer-to-peer tier of prefill engines; a data-parallel rank has the port of its number above it
 }
 
-func newVLLMOffloading(o Options) Dialect { return &vllmOffloading{pulls: pulls{o.P2PPort}, port: o.P2PPort} }
+func newVLLMOffloading(o Options) Dialect {
+	return &vllmOffloading{pulls: pulls{o.P2PPort}, port: o.P2PPort}
+}
 
 // Shape implements Dialect.
 func (*vllmOffloading) Shape() Shape { return Concurrent }
@@ -51,7 +53,7 @@ type offloadingAttempt struct {
 	rank    pd.Rank
 	number  string
 	source  pd.Target // from whose memory prefill pulls; zero: from none
-	cached  int64 // tokens of the prompt in prefill's cache; -1: not reported
+	cached  int64     // tokens of the prompt in prefill's cache; -1: not reported
 }
 
 // UseRanks implements Ranked. Decode's rank has no effect: each rank of a decode engine has its own port.
