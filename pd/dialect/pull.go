@@ -28,7 +28,7 @@ type PullAttempt interface {
 
 // pulls implements Puller.
 type pulls struct {
-	port int // of the peer-to-peer tier of rank 0; 0: the engines do not pull
+	port int // of the peer-to-peer tier; a data-parallel rank has the port of its number above it. 0: the engines do not pull
 }
 
 // Tier implements Puller.

@@ -21,13 +21,10 @@ const P2PPort = 7777
 // hand-off that is not fetched is free after 60 seconds. Measured on vLLM 0.32.0.
 type vllmOffloading struct {
 	vllmEngine
-	pulls     // whatever Options say: engines fetch if a picker names a source
-	port  int // of the peer-to-peer tier of prefill engines; a data-parallel rank has the port of its number above it
+	pulls // whatever Options say: engines fetch if a picker names a source
 }
 
-func newVLLMOffloading(o Options) Dialect {
-	return &vllmOffloading{pulls: pulls{o.P2PPort}, port: o.P2PPort}
-}
+func newVLLMOffloading(o Options) Dialect { return &vllmOffloading{pulls: pulls{o.P2PPort}} }
 
 // Shape implements Dialect.
 func (*vllmOffloading) Shape() Shape { return Concurrent }

@@ -1,6 +1,9 @@
 package producer
 
 import (
+	"iter"
+	"math"
+
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/plugin/param"
 	"github.com/tandem-serving/tandem/pd"
@@ -121,17 +124,15 @@ func (f *findsSource) Source(r *epp.Round, all []epp.Candidate, d *epp.Decision)
 		return nil
 	}
 	has, best := found.Of(computes), 0
-	for i := range all {
-		if c := &all[i]; c != computes && mayServe(c) {
-			best = max(best, found.Of(c))
-		}
+	for c := range sources(all, computes) {
+		best = max(best, found.Of(c))
 	}
 	if best < has+f.delta {
 		return nil
 	}
 	var chosen *epp.Candidate
 	if f.cost == nil {
-		chosen = f.draw(r, all, computes, func(c *epp.Candidate) float64 {
+		chosen = draw(r, all, computes, func(c *epp.Candidate) float64 {
 			if found.Of(c) <= best-sourceSlack {
 				return 0
 			}
@@ -139,7 +140,7 @@ func (f *findsSource) Source(r *epp.Round, all []epp.Candidate, d *epp.Decision)
 		})
 	} else {
 		least := f.cost.least(all, computes, best, found)
-		chosen = f.draw(r, all, computes, func(c *epp.Candidate) float64 {
+		chosen = draw(r, all, computes, func(c *epp.Candidate) float64 {
 			if f.cost.of(c, best-found.Of(c)) > least+sourceSlack*f.cost.prefill {
 				return 0
 			}
@@ -179,9 +180,16 @@ func candidate(all []epp.Candidate, e *epp.Endpoint) *epp.Candidate {
 	return nil
 }
 
-// mayServe reports whether an endpoint is alive, as far as is known, and has blocks of prompts.
-func mayServe(c *epp.Candidate) bool {
-	return !c.Load.Unreachable && c.Trust > 0 && c.Role != pd.RoleEncode
+// sources yields the candidates that are alive, as far as is known, and have blocks of prompts, but for the one that computes this prompt.
+func sources(all []epp.Candidate, computes *epp.Candidate) iter.Seq[*epp.Candidate] {
+	return func(yield func(*epp.Candidate) bool) {
+		for i := range all {
+			c := &all[i]
+			if c != computes && !c.Load.Unreachable && c.Trust > 0 && c.Role != pd.RoleEncode && !yield(c) {
+				return
+			}
+		}
+	}
 }
 
 // waiting returns how many requests wait on an endpoint.
@@ -190,14 +198,10 @@ func waiting(c *epp.Candidate) float64 {
 	return n
 }
 
-// draw returns one of the candidates that may serve as a source, at random by weight; nil if all weights are 0.
-func (f *findsSource) draw(r *epp.Round, all []epp.Candidate, computes *epp.Candidate, weight func(*epp.Candidate) float64) (chosen *epp.Candidate) {
+// draw returns one of the sources, at random by weight; nil if all weights are 0.
+func draw(r *epp.Round, all []epp.Candidate, computes *epp.Candidate, weight func(*epp.Candidate) float64) (chosen *epp.Candidate) {
 	sum := 0.0
-	for i := range all {
-		c := &all[i]
-		if c == computes || !mayServe(c) {
-			continue
-		}
+	for c := range sources(all, computes) {
 		if w := weight(c); w > 0 {
 			if sum += w; chosen == nil || r.Rand.Float64()*sum < w {
 				chosen = c
@@ -218,15 +222,9 @@ func (p *pullCost) of(source *epp.Candidate, less int) float64 {
 
 // least returns the cost of the cheapest source.
 func (p *pullCost) least(all []epp.Candidate, computes *epp.Candidate, best int, found epp.Matches) (least float64) {
-	first := true
-	for i := range all {
-		c := &all[i]
-		if c == computes || !mayServe(c) {
-			continue
-		}
-		if cost := p.of(c, best-found.Of(c)); first || cost < least {
-			least, first = cost, false
-		}
+	least = math.Inf(1)
+	for c := range sources(all, computes) {
+		least = min(least, p.of(c, best-found.Of(c)))
 	}
 	return least
 }
