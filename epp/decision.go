@@ -16,9 +16,9 @@ type Decision struct {
 	Strict  bool // the client forbade local prefill
 	Tokens  int  // length of the prompt, as it was known at the pick
 	Cached  int  // how many of these the first endpoint has cached
-	// Source is what made the token ids that Tokens counts; nil if the request has ids itself, or its length is estimated.
-	Source TokenSource
-	Costs  []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
+	// TokenSource is what made the token ids that Tokens counts; nil if the request has ids itself, or its length is estimated.
+	TokenSource TokenSource
+	Costs       []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
 	// PullFrom is the endpoint from which the engine that computes the prompt may fetch blocks of it; nil = none.
 	PullFrom *Endpoint
 	// Expected is what a PickObserver that predicts expects of the request; zero: nothing is expected.

@@ -114,7 +114,7 @@ func (k *pick) write(m *made) *epp.Decision {
 	d := &m.decision
 	d.Picks, d.Verdict, d.Reason, d.Strict = m.picks[:0], k.verdict, k.reason, k.strict()
 	d.Tokens, d.Cached, d.Costs = k.round.Request.Prompt.Tokens, k.cached(), k.costs
-	d.Source = k.round.Request.Prompt.Source
+	d.TokenSource = k.round.Request.Prompt.Source
 	d.Origin = k.round.Request.Origin()
 	if a := &k.pipeline.config.AnswerPlugins; len(a.Stampers)+len(a.Reporters) > 0 {
 		d.AnswerPlugins = a

@@ -43,13 +43,13 @@ func (s *Scheduler) Run(ctx context.Context) {
 
 // counts reports whether the outcome tells the source of the prompt's token ids how many tokens the engine counts.
 func counts(o *epp.Outcome) bool {
-	return o.Decision != nil && o.Decision.Source != nil && o.Result != nil && o.Result.Prompt > 0
+	return o.Decision != nil && o.Decision.TokenSource != nil && o.Result != nil && o.Result.Prompt > 0
 }
 
 // tell calls the source of the prompt's token ids, the observers of the configuration in use, and those of its shadow.
 func (s *Scheduler) tell(o *epp.Outcome) {
 	if counts(o) {
-		o.Decision.Source.Counted(o.Decision.Tokens, int(o.Result.Prompt))
+		o.Decision.TokenSource.Counted(o.Decision.Tokens, int(o.Result.Prompt))
 	}
 	s.telling.Lock()
 	defer s.telling.Unlock()
