@@ -221,7 +221,7 @@ func (o *ongoing) complete() *relay.Answer {
 func (o *ongoing) fails() *relay.Answer {
 	o.endLeg()
 	o.failed = true
-	o.answer = relay.NewAnswer(http.NoBody) // after which GoOn is called
+	o.answer = relay.NewAnswer(http.NoBody) // the relay reads its end, and calls GoOn
 	return o.answer
 }
 

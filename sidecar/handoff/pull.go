@@ -14,7 +14,7 @@ import (
 
 // Pulls configures from where engines fetch blocks that they lack.
 type Pulls struct {
-	// Dial makes a connection to the memory of an engine, if the engine's address is allowed. nil: no engine is told to fetch.
+	// Dial makes a connection to the memory of an engine, if the engine's address is allowed.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Rank returns the data-parallel rank of an engine, by the port of its pod that the picker names.
 	Rank func(port uint16) int
@@ -112,11 +112,8 @@ func (l *tierList) try(at pd.Target) bool {
 // tier returns the memory from which the engine at an address is to fetch blocks of a request's prompt, if there is one.
 func (x *Exchange) tier(req *intake.Request, at pd.Target) (memory pd.Target, ok bool) {
 	source := x.Route.Source
-	if source == (pd.Target{}) || x.legs.Pulls.Dial == nil {
-		return memory, false
-	}
 	p, able := x.legs.Dialect.(dialect.Puller)
-	if !able {
+	if source == (pd.Target{}) || !able {
 		return memory, false
 	}
 	memory, ok = p.Tier(source, x.legs.Pulls.Rank(source.Port))
