@@ -68,7 +68,9 @@ type Prefill struct {
 	// P2PPort has llm-d's flag, variable and default.
 	P2PPort int `flag:"p2p-connector-port" env:"P2P_CONNECTOR_PORT" arg:"PORT" help:"port of the peer-to-peer tiers of prefill engines with vLLM's OffloadingConnector (VLLM_P2P_SIDE_CHANNEL_PORT, 5710 by default); a data-parallel rank has the port of its number above it"`
 	// Pull has llm-d's flag.
-	Pull      bool   `flag:"enable-p2p-pull" help:"with --kv-connector=nixlv2: where the picker names a pod that has blocks of a prompt (x-kv-cache-source-host-port), have the engine that computes the prompt fetch them from there. All engines then need vLLM's MultiConnector with NixlConnector and OffloadingConnector. With --kv-connector=offloading that is so without the flag"`
+	Pull bool `flag:"enable-p2p-pull" help:"with --kv-connector=nixlv2: where the picker names a pod that has blocks of a prompt (x-kv-cache-source-host-port), have the engine that computes the prompt fetch them from there. All engines then need vLLM's MultiConnector with NixlConnector and OffloadingConnector. With --kv-connector=offloading that is so without the flag"`
+	// PodIP has llm-d's variable.
+	PodIP     string `flag:"pod-ip" env:"POD_IP" arg:"IP" help:"address of this pod: its engine is not told to fetch blocks from itself, which a picker that is not up to date may name. Empty: not known"`
 	Discovery string `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
 	// TLS returns the TLS setup of a new connection to a prefill engine; nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
@@ -225,6 +227,11 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	}
 	if c.Prefill.Pull && c.Engine.Connector != "nixlv2" && c.Engine.Connector != "offloading" {
 		report("enable-p2p-pull", "engines of --kv-connector=%s do not pull: only nixlv2 and offloading do", c.Engine.Connector)
+	}
+	if ip := c.Prefill.PodIP; ip != "" {
+		if _, err := netip.ParseAddr(ip); err != nil {
+			report("pod-ip", "%q is not an IP address", ip)
+		}
 	}
 	if c.Prefill.P2PPort < 1 || c.Prefill.P2PPort > 65535 {
 		report("p2p-connector-port", "%d is not a port (1 to 65535)", c.Prefill.P2PPort)

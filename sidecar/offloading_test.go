@@ -164,6 +164,18 @@ func TestPull(t *testing.T) {
 	s.mustCount(t, 1, "tandem_kv_pull_requests_total", "result", "not-needed")
 }
 
+// TestPullFromItself: a picker that is not up to date names the pod that it sends the request to.
+func TestPullFromItself(t *testing.T) {
+	decode := offloadingDecode(t, says(http.StatusOK, "application/json", offloadingDecoded))
+	_, port := tierOf(t)
+	s := startRig(t, decode.addr, offloads, port, set(func(c *Config) { c.Prefill.PodIP = "127.0.0.1" }))
+	post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderSource, "127.0.0.1:8000").mustBe(t, http.StatusOK, "local;reason=unplanned")
+	if from := pulled(t, decode.requests()[0]); from != "" {
+		t.Errorf("the engine pulls from %q", from)
+	}
+	s.mustCount(t, 1, "tandem_kv_pull_requests_total", "result", "not-needed")
+}
+
 // TestPullFromTheDead: an engine that is sent to an address where none listens would lose its sessions.
 func TestPullFromTheDead(t *testing.T) {
 	decode := offloadingDecode(t, says(http.StatusOK, "application/json", offloadingDecoded))

@@ -97,7 +97,7 @@ func (s *Server) rankAt(port uint16) int {
 // pulls returns from where engines may fetch blocks of prompts.
 func (s *Server) pulls() handoff.Pulls {
 	d := &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.routes.Allow.ControlHost}
-	return handoff.Pulls{Dial: d.DialContext, Rank: s.rankAt}
+	return handoff.Pulls{Dial: d.DialContext, Rank: s.rankAt, Self: s.cfg.Prefill.PodIP}
 }
 
 // passthrough returns the handler of all calls but generate calls.

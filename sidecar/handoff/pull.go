@@ -18,6 +18,8 @@ type Pulls struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Rank returns the data-parallel rank of an engine, by the port of its pod that the picker names.
 	Rank func(port uint16) int
+	// Self is the address of this pod; "" = not known. Its engine does not fetch from itself.
+	Self string
 }
 
 // The results of a request whose route names an engine with blocks of its prompt; metric labels.
@@ -109,7 +111,8 @@ func (l *tierList) try(at pd.Target) bool {
 	return true
 }
 
-// tier returns the memory from which the engine at an address is to fetch blocks of a request's prompt, if there is one.
+// tier returns the memory from which the engine at an address, zero for the local one, is to fetch blocks of a request's prompt, if there
+// is one.
 func (x *Exchange) tier(req *intake.Request, at pd.Target) (memory pd.Target, ok bool) {
 	source := x.Route.Source
 	p, able := x.legs.Dialect.(dialect.Puller)
@@ -121,7 +124,7 @@ func (x *Exchange) tier(req *intake.Request, at pd.Target) (memory pd.Target, ok
 	switch {
 	case !ok:
 		return memory, false
-	case req.AsIs || req.Fit != request.FitSplit || source == at:
+	case req.AsIs || req.Fit != request.FitSplit || source == at || at == (pd.Target{}) && source.Host == x.legs.Pulls.Self:
 	case x.legs.down.has(source) || x.legs.hung.has(source) || !x.legs.tiers.accepts(x.Context, memory):
 		result = pullUnreachable
 	default:
