@@ -208,6 +208,34 @@ func TestSGLangPrefillFails(t *testing.T) {
 	}
 }
 
+// Legs that fail both are aborted too, whichever the sidecar notices first.
+func TestSGLangBothFail(t *testing.T) {
+	fails := says(http.StatusInternalServerError, "application/json", `{"message":"Transfer failed"}`)
+	failed := make(chan struct{})
+	p := startSGLangPair(t, "decode", nil, nil)
+	again := p.decode.script[0]
+	p.decode.script[0] = p.serve(t, "decode", func(w http.ResponseWriter, r *asked) {
+		select {
+		case <-failed:
+			again(w, r)
+		default:
+			fails(w, r)
+			close(failed)
+		}
+	})
+	failing := startEngine(t, p.serve(t, "prefill", func(w http.ResponseWriter, r *asked) {
+		<-failed
+		fails(w, r)
+	}))
+	s := startRig(t, p.decode.addr, speaksSGLang)
+	r := post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, failing.addr+","+p.prefill.addr)
+	r.mustBe(t, http.StatusOK, "remote;reason=external;attempts=2;candidate=1")
+	s.end()
+	if len(p.aborts) != 2 || !strings.Contains(strings.Join(p.aborts, " "), legOf(t, legs(failing)[0]).Rid) {
+		t.Errorf("aborted %v", p.aborts)
+	}
+}
+
 // What an engine answers with 200 may be a failure: nothing of it reaches the client.
 func TestSGLangFailureInStream(t *testing.T) {
 	for name, first := range map[string]string{

@@ -363,6 +363,7 @@ func (p *legPair) decodeFailed(cause string, err error) (pd.Reason, error) {
 			case errors.As(err, &ended):
 				return "", x.answerFinished(ended.of, p.decode.stream)
 			case err != nil:
+				p.abort() // an engine that has lost its connection may hold its leg all the same
 				return "", err
 			}
 		}
