@@ -28,17 +28,26 @@ func testContinuation(t *testing.T) {
 	for name, c := range map[string]struct {
 		call   harness.Call
 		events []int // after which the stream breaks off; nil: after every third
+		stops  bool  // at a stop string of three characters
 	}{
-		"completions":       {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 60}, nil},
-		"completions, 100":  {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 110}, []int{100}},
-		"completions, text": {harness.Call{API: pd.APICompletions, Tokens: 60, Members: map[string]any{"prompt": "😀 about KV caches é", "logprobs": 1}}, []int{1, 2, 3, 7, 20, 40, 59}},
-		"chat":              {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60}, nil},
-		"chat, 100":         {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 110}, []int{100}},
+		"completions":        {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 60}, nil, false},
+		"completions, 100":   {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 110}, []int{100}, false},
+		"completions, text":  {harness.Call{API: pd.APICompletions, Tokens: 60, Members: map[string]any{"prompt": "😀 about KV caches é", "logprobs": 1}}, []int{1, 2, 3, 7, 20, 40, 59}, false},
+		"completions, stops": {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 60}, nil, true},
+		"chat":               {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60}, nil, false},
+		"chat, stops":        {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60}, nil, true},
+		"chat, logprobs":     {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60, Members: map[string]any{"logprobs": true}}, []int{2, 3, 7, 20, 40, 59}, false},
+		"chat, 100":          {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 110}, []int{100}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.call.Stream = true
 			body := string(withoutIDs(c.call.Body(p.Model)))
 			undisturbed := streamOf(t, "http://"+other, c.call.API, body)
+			if c.stops {
+				c.call.Members = map[string]any{"stop": []string{stopIn(t, read(t, undisturbed).text), "never"}}
+				body = string(withoutIDs(c.call.Body(p.Model)))
+				undisturbed = streamOf(t, "http://"+other, c.call.API, body)
+			}
 			want, total := read(t, undisturbed), strings.Count(undisturbed, "data: ")
 			if c.events == nil {
 				for at := 1; at < total; at += 3 { // sidecar.TestStreamGoesOnAtEveryToken tries each
@@ -61,6 +70,19 @@ func testContinuation(t *testing.T) {
 	}
 	t.Run("killed", func(t *testing.T) { testKilledStream(t, p, other) })
 	p.MustRelease(t, p.Prefill.Metric(t, harness.Expiries))
+}
+
+// stopIn returns three characters that occur in the second half of a text for the first time.
+func stopIn(t *testing.T, text string) string {
+	t.Helper()
+	chars := []rune(text)
+	for at := len(chars) / 2; at+3 < len(chars); at++ {
+		if stop := string(chars[at : at+3]); strings.Index(text, stop) == len(string(chars[:at])) && !strings.ContainsRune(stop, '\ufffd') {
+			return stop
+		}
+	}
+	t.Fatalf("no three characters occur once in %q", text)
+	return ""
 }
 
 // testKilledStream has the decode engine itself die during a stream, and starts it again.
@@ -135,7 +157,8 @@ type said struct {
 	text, finish             string
 	answers                  int // ids, times and objects, of which one stream has one each
 	prompt, completion, done int
-	lastOffset               int // of log probabilities
+	lastOffset               int    // of log probabilities
+	scores                   string // the log probabilities of chat
 }
 
 // read reads a stream.
@@ -159,6 +182,11 @@ func read(t *testing.T, stream string) (s said) {
 				FinishReason string `json:"finish_reason"`
 				Logprobs     *struct {
 					TextOffset []int `json:"text_offset"`
+					Content    []struct {
+						Token   string
+						Logprob float64
+						Bytes   []int
+					}
 				}
 			}
 			Usage *struct {
@@ -173,7 +201,9 @@ func read(t *testing.T, stream string) (s said) {
 		for _, c := range e.Choices {
 			s.text += c.Text + c.Delta.Content
 			s.finish += c.FinishReason
-			if c.Logprobs != nil {
+			if c.Logprobs != nil && c.Logprobs.Content != nil {
+				s.scores += fmt.Sprint(c.Logprobs.Content)
+			} else if c.Logprobs != nil {
 				s.lastOffset = c.Logprobs.TextOffset[len(c.Logprobs.TextOffset)-1]
 			}
 		}
