@@ -94,9 +94,13 @@ type Fallback struct {
 
 // Continue says which streams go on at another engine when theirs dies or hangs.
 type Continue struct {
-	Times     int  `flag:"continue-times" arg:"NUMBER" help:"how often a stream of chat or completions whose decode engine dies or hangs may go on at another engine; 0: it ends with an error. Requests that may go on are buffered also if they are not split, and their engine is asked for token ids"`
-	OnPrefill bool `flag:"continue-on-prefill" help:"let such a stream go on at a prefill pod of its request if no other decode pod can take it"`
-	Burst     int  `flag:"continue-burst" arg:"STREAMS" help:"how many streams may go on at once; each request that comes allows a tenth of one more"`
+	Times     int    `flag:"continue-times" arg:"NUMBER" help:"how often a stream of chat or completions whose decode engine dies or hangs may go on at another engine; 0: it ends with an error. Requests that may go on are buffered also if they are not split, and their engine is asked for token ids"`
+	Discovery string `flag:"continue-discovery" arg:"SOURCE" help:"source of the decode pods at which such a stream may go on if those that the picker named with the request do not take it, which may have ended since: dns://HOST:PORT, or file:PATH with lines of HOST:PORT; empty: none"`
+	OnPrefill bool   `flag:"continue-on-prefill" help:"let such a stream go on at a prefill pod of its request if no other decode pod can take it"`
+	Burst     int    `flag:"continue-burst" arg:"STREAMS" help:"how many streams may go on at once; each request that comes allows a tenth of one more"`
+	// Evacuated is counted from the evacuation, because a pod's grace period is: the hook that evacuates is its first part, and how
+	// long that takes is not known before.
+	Evacuated time.Duration `flag:"evacuate-timeout" help:"how long after an evacuation (POST /evacuate on the admin port) streams that have left for another engine may go on, if that is longer than --drain-timeout after SIGTERM allows"`
 	// Memory bounds the token ids that are kept, over all streams, in bytes. The program declares the flag.
 	Memory int64
 }
@@ -206,6 +210,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 		{"max-idle-conns-per-host", c.Engine.IdleConns}, {"prefill-max-retries", c.Prefill.MaxRetries}, {"fallback-burst", c.Fallback.Burst},
 		{"continue-times", c.Continue.Times}, {"continue-burst", c.Continue.Burst}, {"prefill-block-size", c.Prefill.BlockSize}, {"kv-block-bytes", int(c.Prefill.BlockBytes)},
 		{"slow-request", int(c.Tell.Slow)}, {"recent-requests", c.Tell.Recent}, {"prefill-retry-backoff", int(c.Prefill.RetryBackoff)}, {"hang-after", int(c.Engine.HangAfter)},
+		{"evacuate-timeout", int(c.Continue.Evacuated)},
 	} {
 		if n.n < 0 {
 			report(n.flag, "must not be negative")
@@ -217,6 +222,21 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if c.Prefill.Discovery != "" {
 		if _, err := warmup.ParseDiscovery(c.Prefill.Discovery); err != nil {
 			report("prefill-discovery", "%w", err)
+		}
+	}
+	if c.Continue.Discovery != "" {
+		if _, err := warmup.ParseDiscovery(c.Continue.Discovery); err != nil {
+			report("continue-discovery", "%w", err)
+		}
+	}
+	for _, f := range []struct {
+		flag string
+		set  bool
+	}{
+		{"continue-discovery", c.Continue.Discovery != ""}, {"evacuate-timeout", c.Continue.Evacuated > 0},
+	} {
+		if f.set && c.Continue.Times == 0 {
+			report(f.flag, "has no effect without --continue-times: set that, or leave it out")
 		}
 	}
 	if c.Keep.SideChannel < 1 || c.Keep.SideChannel > 65535 {

@@ -52,6 +52,10 @@ func TestConfigProblems(t *testing.T) {
 		{"buffer-limit", func(c *Config) { c.Trust.BufferLimit = 2*c.Trust.BodyLimit - 1 }},
 		{"body-timeout", func(c *Config) { c.Trust.BodyPause = 0 }},
 		{"pd-header", func(c *Config) { c.Trust.PDHeader = "maybe" }},
+		{"continue-discovery", func(c *Config) { c.Continue.Times, c.Continue.Discovery = 1, "10.0.0.1:8000" }},
+		{"continue-discovery", func(c *Config) { c.Continue.Discovery = "dns://decode:8000" }},
+		{"evacuate-timeout", func(c *Config) { c.Continue.Times, c.Continue.Evacuated = 1, -time.Second }},
+		{"evacuate-timeout", func(c *Config) { c.Continue.Evacuated = time.Minute }},
 	}
 	for _, c := range cases {
 		cfg := Defaults()

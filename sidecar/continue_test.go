@@ -6,15 +6,20 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/netip"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/model"
+	"github.com/tandem-serving/tandem/sim/server"
 )
 
 // goesOn lets streams go on at another engine.
@@ -288,6 +293,23 @@ func TestStreamGoesOnOnlyWhereAllowed(t *testing.T) {
 	s.mustCount(t, 1, "tandem_continuations_total", "result", "no-engine")
 }
 
+// leisurely is an engine that takes a fifth of a second for each token, so that a stream of longTokens runs for a minute.
+var leisurely = sim.Config{TimeScale: 100}
+
+const longTokens = 300
+
+// longAsk is emojiAsk for a stream of longTokens.
+func longAsk(more map[string]any) string {
+	all := map[string]any{"max_tokens": longTokens}
+	maps.Copy(all, more)
+	return emojiAsk(pd.APICompletions, all)
+}
+
+// filed has streams go on at the pods in a file, which may be written later.
+func filed(file string) option {
+	return set(func(c *Config) { c.Continue.Discovery = "file:" + file })
+}
+
 // A stream leaves an engine that is to end, between two tokens, and the engine is free before the stream has ended.
 func TestStreamsAreEvacuated(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -325,6 +347,191 @@ func TestStreamsAreEvacuated(t *testing.T) {
 			if c.free {
 				s.mustCount(t, 1, "tandem_continuations_total", "cause", "left", "result", "ok")
 			}
+		})
+	}
+}
+
+// Fifty streams leave their engine at once, long before they end, and each is whole.
+func TestManyStreamsAreEvacuated(t *testing.T) {
+	const streams = 50
+	decode := startSim(t, sim.Config{TimeScale: 40, KV: sim.KVConfig{Blocks: 2048}})
+	other, plain := startSim(t, sim.Config{KV: sim.KVConfig{Blocks: 2048}}), startSim(t, sim.Config{})
+	s := startRig(t, addrOf(decode), goesOn)
+	ask := func(i int) string { return longAsk(map[string]any{"prompt": fmt.Sprintf("stream %d 😀", i)}) }
+	type answer struct {
+		of    int
+		first string
+		rest  io.Reader
+		err   error
+	}
+	begun, ctx := make(chan answer, streams), within(t)
+	for i := range streams {
+		go func() {
+			resp, err := open(t, ctx, http.MethodPost, s.url+completionsPath, strings.NewReader(ask(i)), pd.HeaderDestination, addrOf(decode)+","+addrOf(other))
+			if err != nil {
+				begun <- answer{err: err}
+				return
+			}
+			t.Cleanup(func() { resp.Body.Close() })
+			first := make([]byte, 10)
+			_, err = io.ReadFull(resp.Body, first)
+			begun <- answer{i, string(first), resp.Body, err}
+		}()
+	}
+	var all []answer
+	for range streams {
+		a := wait(t, begun, "a stream to begin")
+		if a.err != nil {
+			t.Fatal(a.err)
+		}
+		all = append(all, a)
+	}
+	began := time.Now()
+	s.Evacuate()
+	mustState(t, decode, "the streams to leave", free)
+	t.Logf("%d streams left within %v", streams, time.Since(began).Round(time.Millisecond))
+	for _, a := range all {
+		rest, err := io.ReadAll(a.rest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := alike(t, post(t, plain.URL+completionsPath, ask(a.of)).body)
+		if got := alike(t, a.first+string(rest)); got != want {
+			t.Errorf("stream %d: %s", a.of, difference(got, want))
+		}
+	}
+	s.mustCount(t, streams, "tandem_continuations_total", "cause", "left", "result", "ok")
+}
+
+// Streams that have left go on after SIGTERM for the time of the evacuation, all others for that of the drain.
+func TestDrainOutlastsMovedStreams(t *testing.T) {
+	for name, c := range map[string]struct {
+		evacuated time.Duration
+		whole     bool
+	}{
+		"with a time of its own": {time.Hour, true},
+		"without":                {0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			decode, other, plain := startSim(t, leisurely), startSim(t, sim.Config{}), startSim(t, sim.Config{})
+			if err := other.Faults.Add(fault.Fault{Leg: "decode", Fault: fault.Slow, Arg: fault.Forever, At: "20"}); err != nil {
+				t.Fatal(err)
+			}
+			s := startRig(t, addrOf(decode), goesOn, set(func(c2 *Config) { c2.Fallback.Drain, c2.Continue.Evacuated = time.Nanosecond, c.evacuated }))
+			leaves, stays := longAsk(nil), longAsk(map[string]any{"presence_penalty": 0.5})
+			pods := addrOf(decode) + "," + addrOf(other)
+			moved, kept := mustOpen(t, s.url+completionsPath, leaves, pd.HeaderDestination, pods), mustOpen(t, s.url+completionsPath, stays, pd.HeaderDestination, pods)
+			s.Evacuate()
+			if err := s.Ready(); err == nil || !strings.Contains(err.Error(), "evacuated") {
+				t.Errorf("readiness: %v", err)
+			}
+			mustState(t, other, "the stream to come", func(st sim.State) bool { return st.Held > 0 })
+			until(t, "one stream needs the engine", func() bool { return s.open() == 1 })
+			drained := startDrain(t, s, within(t))
+			mustEnd := func(resp *http.Response, whole bool) {
+				t.Helper()
+				got, err := io.ReadAll(resp.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if whole {
+					if got, want := alike(t, string(got)), alike(t, post(t, plain.URL+completionsPath, leaves).body); got != want {
+						t.Error(difference(got, want))
+					}
+				} else if _, message := lastError(t, pd.APICompletions, string(got)); !strings.Contains(message, "shutting down") {
+					t.Errorf("the stream ends with %q", message)
+				}
+			}
+			mustEnd(kept, false)
+			if c.whole {
+				other.Faults.Clear()
+			}
+			mustEnd(moved, c.whole)
+			wait(t, drained, "the drain to end")
+			other.Faults.Clear()
+		})
+	}
+}
+
+// A stream leaves the engine that has gone on with it for one that is found only then, by way of both sidecars.
+func TestStreamLeavesAgain(t *testing.T) {
+	decode, second, third, plain := startSim(t, leisurely), startSim(t, leisurely), startSim(t, sim.Config{}), startSim(t, sim.Config{})
+	file := filepath.Join(t.TempDir(), "pods")
+	s, of2 := startRig(t, addrOf(decode), goesOn), startRig(t, addrOf(second), goesOn, filed(file))
+	write(t, file, strings.TrimPrefix(of2.url, "http://")+"\n"+addrOf(third)+"\n")
+	ask := longAsk(map[string]any{"stream_options": map[string]any{"include_usage": true}})
+	resp := mustOpen(t, s.url+completionsPath, ask, pd.HeaderDestination, addrOf(decode)+","+strings.TrimPrefix(of2.url, "http://"))
+	s.Evacuate()
+	mustState(t, decode, "the stream to leave", free)
+	mustState(t, second, "the stream to come", busy)
+	of2.Evacuate()
+	mustState(t, second, "the stream to leave again", free)
+	got, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := alike(t, post(t, plain.URL+completionsPath, ask).body)
+	if body := alike(t, string(got)); body != want {
+		t.Error(difference(body, want))
+	}
+	for _, r := range []*rig{s, of2} {
+		r.mustCount(t, 1, "tandem_continuations_total", "cause", "left", "result", "ok")
+	}
+}
+
+// A stream that two pods which are both to end send to each other moves as often as it may.
+func TestStreamGoesToAndFro(t *testing.T) {
+	first, second, plain := startSim(t, sim.Config{TimeScale: 10}), startSim(t, sim.Config{TimeScale: 10}), startSim(t, sim.Config{})
+	file := filepath.Join(t.TempDir(), "pods")
+	var pods []string
+	var rigs []*rig
+	for _, e := range []*server.Server{first, second} {
+		r := startRig(t, addrOf(e), goesOn, filed(file)) // three times
+		r.Evacuate()
+		rigs, pods = append(rigs, r), append(pods, strings.TrimPrefix(r.url, "http://"))
+	}
+	write(t, file, strings.Join(pods, "\n")+"\n")
+	ask := emojiAsk(pd.APICompletions, nil)
+	got := post(t, rigs[0].url+completionsPath, ask)
+	want := alike(t, post(t, plain.URL+completionsPath, ask).body)
+	if body := alike(t, got.body); body != want {
+		t.Error(difference(body, want))
+	}
+	moves := 0.0
+	for _, r := range rigs {
+		moves += r.count(t, "tandem_continuations_total", "cause", "left", "result", "ok")
+	}
+	if moves != 3 {
+		t.Errorf("moved %v times, want 3", moves)
+	}
+}
+
+// A stream goes on neither at its own pod nor at one that is not allowed.
+func TestFoundPods(t *testing.T) {
+	for name, c := range map[string]struct {
+		itself bool
+		allow  []intake.AllowRule
+	}{
+		"itself":      {true, loopback},
+		"not allowed": {false, []intake.AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.1/32"), Port: 1}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			decode, other := startSim(t, sim.Config{}), startSim(t, sim.Config{})
+			if err := decode.Faults.Add(die(20)); err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(t.TempDir(), "pods")
+			s := startRig(t, addrOf(decode), goesOn, filed(file), set(func(cfg *Config) { cfg.Trust.Allow = c.allow }))
+			pod := addrOf(other)
+			if c.itself {
+				pod = strings.TrimPrefix(s.url, "http://")
+			}
+			write(t, file, pod+"\n")
+			got := post(t, s.url+completionsPath, emojiAsk(pd.APICompletions, nil))
+			if kind, _ := lastError(t, pd.APICompletions, got.body); kind == "" {
+				t.Errorf("%d %s", got.status, got.body)
+			}
+			s.mustCount(t, 1, "tandem_continuations_total", "result", "no-engine")
 		})
 	}
 }

@@ -88,10 +88,16 @@ func (s *Server) Handlers(first int) []http.Handler {
 
 // rankAt returns the rank of another pod's engine, by the port of its sidecar or, if that is none, the first: all pods have the same ports.
 func (s *Server) rankAt(port uint16) int {
-	if rank := int(port) - int(s.firstPort.Load()); rank >= 0 && rank < len(s.ranks) {
-		return rank
+	if s.ownsPort(port) {
+		return int(port) - int(s.firstPort.Load())
 	}
 	return 0
+}
+
+// ownsPort reports whether a port is one of the data ports.
+func (s *Server) ownsPort(port uint16) bool {
+	rank := int(port) - int(s.firstPort.Load())
+	return rank >= 0 && rank < len(s.ranks)
 }
 
 // pulls returns from where engines may fetch blocks of prompts.

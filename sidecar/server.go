@@ -52,7 +52,8 @@ type Server struct {
 	metrics *metrics
 	recent  *recent.Store[*handoff.Record]
 
-	life life
+	life      life
+	evacuated atomic.Pointer[time.Time] // when the last evacuation began; nil: there was none
 }
 
 // Telemetry is where a Server reports. No field may be nil; Tracer and Propagator may be no-ops.
@@ -80,6 +81,13 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		Table: s.table, Log: t.Log})
 	s.routes = intake.RouteReader{Modes: cfg.Trust.PDHeader != "off", Secrets: cfg.Trust.Secrets, Allow: intake.NewAllowList(cfg.Trust.Allow, cfg.Trust.Loopback, cfg.Trust.Pods),
 		Sampling: cfg.Prefill.Sampling, Others: cfg.Continue.Times > 0, Budget: s.budget, Encoders: cfg.Encode.Connector != ""}
+	if cfg.Continue.Discovery != "" {
+		find, err := warmup.ParseDiscovery(cfg.Continue.Discovery)
+		if err != nil {
+			return nil, err
+		}
+		s.goesOn.Others = handoff.Others{Find: find, Allowed: s.allowed, Own: s.ownsPort}
+	}
 	if p, ok := s.dialect.(dialect.Puller); ok {
 		_, s.routes.Sources = p.Tier(pd.Target{}, 0)
 	}
@@ -163,11 +171,14 @@ func (s *Server) legsConfig(t Telemetry) handoff.Config {
 	}
 }
 
+// allowed reports whether a pod may get legs.
+func (s *Server) allowed(t pd.Target) bool { return s.routes.Allow.Check(t) == nil }
+
 // warmupConfig returns the configuration of the warm-up of a rank.
 func (s *Server) warmupConfig(find warmup.Finder, r *rank) warmup.Config {
 	c := warmup.Config{
 		Find:            find,
-		Allowed:         func(t pd.Target) bool { return s.routes.Allow.Check(t) == nil },
+		Allowed:         s.allowed,
 		SideChannelPort: s.cfg.Keep.SideChannel,
 		Decode:          r.engine,
 		Prefill:         s.prefillEngine,
@@ -247,10 +258,14 @@ func identify(w http.ResponseWriter, _ *http.Request) {
 // Recent has what happened to the latest requests, for the admin port; nil if that is not kept.
 func (s *Server) Recent() *recent.Store[*handoff.Record] { return s.recent }
 
-// Ready returns why the sidecar should get no requests now, or nil: it is draining, or a rank of its engine does not answer.
+// Ready returns why the sidecar should get no requests now, or nil: it is draining, its engine is to end, or a rank of that does not
+// answer.
 func (s *Server) Ready() error {
 	if s.life.draining.Load() {
 		return errors.New("draining")
+	}
+	if s.evacuated.Load() != nil {
+		return errors.New("evacuated: the local engine is to end")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), transport.ProbeTimeout)
 	defer cancel()
@@ -282,16 +297,25 @@ func (s *Server) healthPath() string {
 }
 
 // Drain fails readiness and refuses new generate calls from now on, and returns when none runs any more. When ctx ends, or
-// after the configured drain timeout, it cuts the rest: streams get an error event.
+// after the configured drain timeout, it cuts the rest: streams get an error event. Those that an evacuation has moved may go on
+// until the timeout of that.
 func (s *Server) Drain(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Fallback.Drain)
+	local, cancel := context.WithTimeout(ctx, s.cfg.Fallback.Drain)
 	defer cancel()
-	s.life.drain(ctx)
+	end, _ := local.Deadline()
+	if began := s.evacuated.Load(); began != nil && began.Add(s.cfg.Continue.Evacuated).After(end) {
+		end = began.Add(s.cfg.Continue.Evacuated)
+	}
+	moved, cancelMoved := context.WithDeadline(ctx, end)
+	defer cancelMoved()
+	s.life.drain(local, moved)
 }
 
 // Evacuate has streams go on at other engines that can, those that run and those that come: the local engine is to end.
 func (s *Server) Evacuate() {
 	s.log.Info("streams leave the local engine")
+	now := time.Now()
+	s.evacuated.Store(&now)
 	s.legs().Evacuate()
 }
 
@@ -383,7 +407,8 @@ func (l *life) closeIfIdle() {
 	}
 }
 
-func (l *life) drain(ctx context.Context) {
+// drain returns when nothing runs any more. It cuts what needs the local engine when local ends, and all when moved ends.
+func (l *life) drain(local, moved context.Context) {
 	l.mu.Lock()
 	l.draining.Store(true)
 	l.closeIfIdle()
@@ -391,14 +416,27 @@ func (l *life) drain(ctx context.Context) {
 	select {
 	case <-l.idle:
 		return
-	case <-ctx.Done():
+	case <-local.Done():
 	}
-	l.mu.Lock()
-	for x := range l.running {
-		x.Cut()
+	l.cut(func(x *handoff.Exchange) bool { return !x.Moved() })
+	select {
+	case <-l.idle:
+		return
+	case <-moved.Done():
 	}
-	l.mu.Unlock()
+	l.cut(func(*handoff.Exchange) bool { return true })
 	<-l.idle
+}
+
+// cut ends some exchanges.
+func (l *life) cut(which func(*handoff.Exchange) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for x := range l.running {
+		if which(x) {
+			x.Cut()
+		}
+	}
 }
 
 func (l *life) close() {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -31,6 +33,8 @@ type Continue struct {
 	Budget *pd.FallbackBudget
 	// Memory counts and bounds the token ids that are kept, in bytes.
 	Memory *pd.BufferedBytes
+	// Others finds decode pods that the picker has not named for the request.
+	Others Others
 }
 
 // ongoing is a stream that may go on at another engine. It implements relay.Continuation.
@@ -43,6 +47,7 @@ type ongoing struct {
 	vigil  *vigil        // of the engine that sends the answer
 	tried  bool          // to leave it
 	failed bool          // the end of the answer cannot be had
+	before int           // how often other sidecars had it go on before the request came here
 }
 
 // mayGoOn prepares a leg of the local engine whose stream may go on elsewhere, if the request allows that, and returns its body.
@@ -69,7 +74,7 @@ func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Paylo
 		x.legs.Metrics.Continued.WithLabelValues(causeNone, string(why)).Inc()
 		return l
 	}
-	x.ongoing = &ongoing{Stream: continuation.NewStream(of, x.legs.Continue.Memory), x: x}
+	x.ongoing = &ongoing{Stream: continuation.NewStream(of, x.legs.Continue.Memory), x: x, before: movedBefore(x.request.Header)}
 	x.Elsewhere = x.ongoing
 	if c, ok := x.handoff.of.(dialect.UsageCorrector); ok {
 		cached, _ := c.Cached()
@@ -77,6 +82,19 @@ func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Paylo
 	}
 	return withMember(l, of.Member())
 }
+
+// movedBefore reads from a request how often other sidecars had its stream go on. Without that, two pods that are both to end would
+// send a stream to and fro, each by way of all before it.
+func movedBefore(h http.Header) int {
+	n, err := strconv.Atoi(h.Get(pd.HeaderContinued))
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+// mayMove reports whether the stream may go on once more.
+func (o *ongoing) mayMove() bool { return o.before+o.Moves() < o.x.legs.Continue.Times }
 
 // withMember adds a member, with a comma, to the beginning of a body that is a JSON object with others.
 func withMember(l request.Payload, member []byte) request.Payload {
@@ -151,7 +169,7 @@ const (
 	causeLeft   = "left"   // the engine lives, and is to end
 )
 
-// GoOn implements relay.Continuation. It tries the other decode pods that the picker has named, then the prefill candidates.
+// GoOn implements relay.Continuation. It tries the other decode pods that the picker has named, then others, then the prefill candidates.
 func (o *ongoing) GoOn(cause error) *relay.Answer {
 	x := o.x
 	if end := o.End(); end != nil {
@@ -189,7 +207,7 @@ func (o *ongoing) Leave() *relay.Answer {
 	case o.Stopped():
 		return o.complete()
 	}
-	o.vigil.moves(o.Refusal() == "" && o.Moves() < x.legs.Continue.Times)
+	o.vigil.moves(o.Refusal() == "" && o.mayMove())
 	if !x.legs.evacuating.Load() || o.tried || o.Moves() > 0 || o.Several() || o.Refusal() != "" || o.Ended() {
 		return nil
 	}
@@ -242,7 +260,7 @@ func (o *ongoing) tryOthers() string {
 	if why := o.Refusal(); why != "" {
 		return string(why)
 	}
-	if o.Moves() >= x.legs.Continue.Times {
+	if !o.mayMove() {
 		return tooOften
 	}
 	targets := o.targets()
@@ -278,12 +296,19 @@ func (o *ongoing) targets() []pd.Target {
 	self := x.pod()
 	add := func(list []pd.Target) {
 		for _, t := range list {
-			if t.String() != self && t != x.legs.localEngine.target && !x.legs.down.has(t) && !x.legs.hung.has(t) {
+			if t.String() != self && t != x.legs.localEngine.target && !slices.Contains(all, t) && !x.legs.down.has(t) && !x.legs.hung.has(t) {
 				all = append(all, t)
 			}
 		}
 	}
 	add(x.Route.Others)
+	found, err := x.legs.others.list(x.Context, self)
+	if err != nil {
+		x.legs.warnings.Warn("cannot find decode pods that go on with streams", "error", err)
+	}
+	known := len(all)
+	add(found)
+	all = all[:min(len(all), known+maxFound)]
 	if x.legs.Continue.OnPrefill {
 		add(x.Route.Targets)
 	}
@@ -298,6 +323,7 @@ func (o *ongoing) goOnAt(t pd.Target) error {
 	header := x.legHeader()
 	header["Accept-Encoding"] = transport.Identity
 	header["Content-Type"] = jsonType
+	header.Set(pd.HeaderContinued, strconv.Itoa(o.before+o.Moves()+1))
 	ctx, span := x.legs.tracing.leg(ctx, spanDecode, header, attribute.Bool("tandem.continues", true),
 		attribute.String("server.address", t.Host), attribute.Int("server.port", int(t.Port)))
 	sent, status := time.Now(), 0

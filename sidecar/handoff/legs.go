@@ -118,6 +118,8 @@ type shared struct {
 	protocols *protocolList
 	// tiers knows the memories from which engines may fetch blocks.
 	tiers *tierList
+	// others knows the decode pods that may go on with streams.
+	others *otherList
 
 	evacuating atomic.Bool // streams leave the local engine
 
@@ -138,6 +140,7 @@ func New(c Config) *Legs {
 	s.hung = newHungList(c.HangAfter, c.Log, s.open, &s.work)
 	s.protocols = newProtocolList(c, s.open, &s.work)
 	s.tiers = newTierList(c)
+	s.others = &otherList{Others: c.Continue.Others}
 	return legsOf(c, s)
 }
 

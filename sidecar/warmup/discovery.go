@@ -11,11 +11,11 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// Finder lists the prefill engines that exist now.
+// Finder lists the pods that exist now.
 type Finder func(context.Context) ([]pd.Target, error)
 
-// ParseDiscovery parses the value of --prefill-discovery: dns://host:port (every address of the name) or file:path (host:port
-// lines, # begins a comment).
+// ParseDiscovery parses the value of --prefill-discovery and --continue-discovery: dns://host:port (every address of the name) or
+// file:path (host:port lines, # begins a comment).
 func ParseDiscovery(source string) (Finder, error) {
 	if path, ok := strings.CutPrefix(source, "file:"); ok && path != "" {
 		return func(context.Context) ([]pd.Target, error) { return readTargets(path) }, nil
