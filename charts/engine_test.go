@@ -75,6 +75,33 @@ func TestDrainFits(t *testing.T) {
 	}
 }
 
+// Streams that have left an engine are passed on for drainSeconds after the hook began, which the kubelet outwaits, and their legs are
+// let through to the sidecars that go on with them.
+func TestStreamsLeave(t *testing.T) {
+	all := render(t, "--set=sidecar.continuation.times=2", "--set=decode.parallelism.data=2", "--set=drainSeconds=300")
+	pod := podOf(t, all, "-decode").Spec
+	hook := strings.Join(pod.Containers[0].Lifecycle.PreStop.Exec.Command, " ")
+	for rank, admin := range []string{"127.0.0.1:9096", "127.0.0.1:9098"} {
+		sidecar := pod.InitContainers[1+rank].Args
+		if !slices.Contains(sidecar, "--admin-address="+admin) || !strings.Contains(hook, "--evacuate="+admin) {
+			t.Errorf("the hook does not ask rank %d at %s: %s", rank, admin, hook)
+		}
+		moved := timeOf(t, sidecar, "--evacuate-timeout")
+		if least, grace := timeOf(t, []string{hook}, "--timeout"), time.Duration(*pod.TerminationGracePeriodSeconds)*time.Second; moved < least || moved >= grace {
+			t.Errorf("streams go on for %v after the hook began, which takes %v at most; the kubelet kills after %v", moved, least, grace)
+		}
+		for _, want := range []string{"--continue-times=2", "10.0.0.0/8:8001", "--continue-discovery=dns://" + all.named(t, "Service", "-decode").GetName() + ":8000"} {
+			if !strings.Contains(strings.Join(sidecar, " "), want) {
+				t.Errorf("rank %d has no %s: %v", rank, want, sidecar)
+			}
+		}
+	}
+	enginesAreClosed(t, " with streams that go on", all, map[string][]string{"-prefill": {"decode", "epp", "test"}, "-decode": {"decode", "epp", "prefill", "proxy", "test"}})
+	if args := podOf(t, render(t), "-decode").Spec.InitContainers[1].Args; strings.Contains(strings.Join(args, " "), "continue") {
+		t.Errorf("streams go on without being told: %v", args)
+	}
+}
+
 // Addresses go to clients, and slow requests to the log, only if the values say so; the sidecar accepts what the chart writes.
 func TestSidecarTells(t *testing.T) {
 	for _, c := range []struct {
@@ -109,13 +136,13 @@ func TestSidecarTells(t *testing.T) {
 // whether it is there), and only what is in the list an engine's own port. A keeper opens them no further.
 func TestEnginesAreClosed(t *testing.T) {
 	may := map[string][]string{"-prefill": {"decode", "epp", "test"}, "-decode": {"epp", "prefill", "proxy", "test"}}
-	onSideChannel := map[string][]string{"-prefill": {"decode", "test"}, "-decode": {"prefill", "test"}}
 	for name, all := range map[string]objects{"": render(t), " with a keeper": render(t, cases(t)["keeper"]...)} {
-		enginesAreClosed(t, name, all, may, onSideChannel)
+		enginesAreClosed(t, name, all, may)
 	}
 }
 
-func enginesAreClosed(t *testing.T, name string, all objects, may, onSideChannel map[string][]string) {
+func enginesAreClosed(t *testing.T, name string, all objects, may map[string][]string) {
+	onSideChannel := map[string][]string{"-prefill": {"decode", "test"}, "-decode": {"prefill", "test"}}
 	for suffix := range may {
 		t.Run(suffix+name, func(t *testing.T) {
 			var policy networkingv1.NetworkPolicy

@@ -65,6 +65,23 @@ spec:
         {{- include "tandem.engine.volumes" . | trim | nindent 8 }}
 {{- end -}}
 
+{{/* Addresses of the ready pods of a role, by name. */}}
+{{- define "tandem.engine.service" -}}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ include "tandem.component.name" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "tandem.labels" . | nindent 4 }}
+spec:
+  clusterIP: None
+  selector:
+    {{- include "tandem.selectorLabels" . | nindent 4 }}
+  ports:
+    - {name: http, port: 8000, targetPort: 8000}
+{{- end -}}
+
 {{/* Names the target ports of a role that has fewer ranks than the pool has target ports. */}}
 {{- define "tandem.engine.annotations" -}}
 {{- $own := dict "kubectl.kubernetes.io/default-container" "engine" -}}
@@ -168,6 +185,14 @@ readiness, and is told to stop after the engine has ended.
 - --lease={{ int .Values.engine.leaseSeconds }}s
 - --prefill-block-size={{ int .Values.engine.blockSize }}
 - --drain-timeout={{ include "tandem.drain.sidecar" . }}s
+{{- with $sidecar.continuation }}{{ if .times }}
+- --continue-times={{ int .times }}
+- --continue-discovery=dns://{{ include "tandem.component.name" (dict "root" $ "component" "decode") }}:8000
+{{- if .onPrefill }}
+- --continue-on-prefill
+{{- end }}
+- --evacuate-timeout={{ include "tandem.drain.full" $ }}s
+{{- end }}{{ end }}
 - --body-limit={{ .Values.epp.bodyLimit }}
 - --pd-header={{ ternary "on" "off" .Values.epp.pdHeader }}
 {{- if .Values.epp.authSecret }}
@@ -226,11 +251,15 @@ readiness, and is told to stop after the engine has ended.
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{/* Where prefill legs may go: as the values say, else the usual ranges of pods, at the prefill engines' ports. */}}
+{{/*
+Where prefill legs may go: as the values say, else the usual ranges of pods, at the prefill engines' ports. The legs of streams that go
+on elsewhere go to the sidecars of other decode pods, too.
+*/}}
 {{- define "tandem.sidecar.allow" -}}
 {{- $allow := .Values.sidecar.prefillAllow -}}
 {{- if not $allow -}}
-{{- range $rank := until (int .Values.prefill.parallelism.data) -}}
+{{- $ranks := ternary (include "tandem.ranks" .) .Values.prefill.parallelism.data (gt (int .Values.sidecar.continuation.times) 0) -}}
+{{- range $rank := until (int $ranks) -}}
 {{- range list "10.0.0.0/8" "172.16.0.0/12" "192.168.0.0/16" "100.64.0.0/10" "[fc00::/7]" -}}
 {{- $allow = append $allow (printf "%s:%d" . (add 8000 $rank)) -}}
 {{- end -}}
@@ -547,7 +576,8 @@ livenessProbe:
 
 {{/*
 The command that delays SIGTERM while the engine has work: a prefill engine works until a decode engine has read all its
-hand-offs, a decode engine until its sidecar has no requests. The shell of vLLM's image waits for all ranks at once.
+hand-offs, a decode engine until its sidecar has no requests that need it: it has those streams leave that can go on elsewhere.
+The shell of vLLM's image waits for all ranks at once.
 */}}
 {{- define "tandem.engine.preStop" -}}
 {{- $decode := eq .component "decode" -}}
@@ -558,7 +588,11 @@ hand-offs, a decode engine until its sidecar has no requests. The shell of vLLM'
 {{- range $rank := until (int .values.parallelism.data) -}}
 {{- $engine := printf "--engine=%s127.0.0.1:%d" $scheme (add (ternary 8200 8000 $decode) $rank) -}}
 {{- $also := ternary (printf "--sidecar=127.0.0.1:%d" (add 9095 (mul 2 $rank))) "--handoffs" $decode -}}
-{{- $commands = append $commands (list "/tandem/tandem" "drain" $engine $also $settle $timeout) -}}
+{{- $command := list "/tandem/tandem" "drain" $engine $also -}}
+{{- if and $decode $.root.Values.sidecar.continuation.times -}}
+{{- $command = append $command (printf "--evacuate=127.0.0.1:%d" (add 9096 (mul 2 $rank))) -}}
+{{- end -}}
+{{- $commands = append $commands (concat $command (list $settle $timeout)) -}}
 {{- end -}}
 {{- if eq (len $commands) 1 -}}
 {{- first $commands | toJson -}}

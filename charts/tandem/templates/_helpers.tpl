@@ -144,7 +144,8 @@ before the one it waits for:
   drain.hook     drainSeconds - 10  preStop of engines, settling included: waits for requests and unread hand-offs
   drain.engine   5                  --shutdown-timeout: what the hook's bound cut off, or no hook ran
   drain.sidecar  5                  --drain-timeout: a native sidecar is told to stop after the engine has ended, so nothing
-                                    of worth can be running; it tells late callers to try another pod
+                                    of worth can be running; it tells late callers to try another pod. Streams that have left
+                                    for other engines (sidecar.continuation) it passes on for drain.full after the hook began
   drain.full     drainSeconds       picker's --drain-timeout and the bound of Envoy's preStop: no other part waits for them
   drain.grace    drainSeconds + 10  terminationGracePeriodSeconds of all pods: the above, and time to exit
 

@@ -16,7 +16,7 @@ else stumbles first.
 {{- end -}}
 {{- $problems := list -}}
 {{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism"
-      "memory" "length" "connector" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
+      "memory" "length" "connector" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
   {{- range $line := include (print "tandem.check." $check) $root | splitList "\n" -}}
     {{- with trim $line }}{{ $problems = append $problems (print "  - " .) }}{{ end -}}
   {{- end -}}
@@ -412,6 +412,20 @@ sidecar.warmUp is true, but sidecars do not have the key of engine.apiKeySecret 
 {{ printf (print "drainSeconds is %v, which leaves a prefill pod %d s to wait for unread hand-offs, but they may come "
      "for engine.leaseSeconds %d: set drainSeconds to %d or more")
      .Values.drainSeconds $waits $lease (add (int .Values.drainSeconds) (sub $lease $waits)) }}
+{{- end -}}
+{{- end -}}
+
+
+{{/* Streams that could go on nowhere. */}}
+{{- define "tandem.check.continuation" -}}
+{{- $continuation := .Values.sidecar.continuation -}}
+{{- if $continuation.times -}}
+  {{- if ne (include "tandem.connector" .) "nixlv2" }}
+{{ printf "sidecar.continuation.times is %v, but streams of the hand-off protocol %s cannot go on elsewhere: set it to 0"
+     $continuation.times (include "tandem.connector" .) }}
+  {{- end }}
+{{- else if $continuation.onPrefill }}
+sidecar.continuation.onPrefill has no effect while sidecar.continuation.times is 0: set that, or leave it out
 {{- end -}}
 {{- end -}}
 

@@ -131,6 +131,10 @@ prefill-use-tls: set tls.prefill.secret
 prefill-tls-insecure-skip-verify: set tls.prefill.caConfigMap
 lease: set engine.leaseSeconds
 drain-timeout: set drainSeconds
+evacuate-timeout: set drainSeconds
+continue-times: set sidecar.continuation.times
+continue-on-prefill: set sidecar.continuation.onPrefill
+continue-discovery: it is the release's own Service
 body-limit: set epp.bodyLimit
 pd-header: set epp.pdHeader
 prefill-allow: set sidecar.prefillAllow
