@@ -13,8 +13,10 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/e2e/harness"
 	"github.com/tandem-serving/tandem/pd"
@@ -68,6 +70,7 @@ func testContinuation(t *testing.T) {
 			}
 		})
 	}
+	t.Run("evacuated", func(t *testing.T) { testEvacuatedStreams(t, p, other) })
 	t.Run("killed", func(t *testing.T) { testKilledStream(t, p, other) })
 	p.MustRelease(t, p.Prefill.Metric(t, harness.Expiries))
 }
@@ -83,6 +86,51 @@ func stopIn(t *testing.T, text string) string {
 	}
 	t.Fatalf("no three characters occur once in %q", text)
 	return ""
+}
+
+// testEvacuatedStreams ends a decode pod while streams run, as the chart does, and starts its engine again.
+func testEvacuatedStreams(t *testing.T, p *harness.Pair, other string) {
+	const streams = 4
+	s := harness.StartSidecar(t, p.Decode.Addr, "--continue-times=1", "--drain-timeout=1s", "--evacuate-timeout=5m")
+	var want []said
+	var bodies []string
+	for range streams {
+		call := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 1000, Stream: true}
+		bodies = append(bodies, string(withoutIDs(call.Body(p.Model))))
+		want = append(want, read(t, streamOf(t, "http://"+other, call.API, bodies[len(bodies)-1])))
+	}
+	var running []*http.Response
+	for _, body := range bodies {
+		running = append(running, openStream(t, "http://"+s.Addr("http"), pd.APICompletions, body, pd.HeaderPrefill, p.Prefill.Addr, pd.HeaderDestination, p.Decode.Addr+","+other))
+	}
+	began := time.Now()
+	out, err := harness.Output("tandem", "drain", "--engine="+p.Decode.Addr, "--sidecar="+s.Addr("metrics"), "--evacuate="+s.Addr("admin"), "--settle=0s", "--timeout=1m")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Logf("%d streams left within %v", streams, time.Since(began).Round(time.Millisecond))
+	if err := engines.failing.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	var ending sync.WaitGroup
+	ending.Go(func() { s.MustStop(t) })
+	for i, resp := range running {
+		got, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if got := read(t, string(got)); got != want[i] {
+			t.Errorf("%+v\nwant\n%+v", got, want[i])
+		}
+		if moved := resp.Trailer.Get(pd.HeaderContinued); moved != "1" {
+			t.Errorf("moved %q times", moved)
+		}
+	}
+	ending.Wait()
+	if err := engines.failing.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // testKilledStream has the decode engine itself die during a stream, and starts it again.

@@ -1,0 +1,136 @@
+package serving
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/e2e/harness"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// hangs is a pair whose engines are stopped by SIGSTOP, with a sidecar whose streams go on at another decode engine.
+type hangs struct {
+	*harness.Pair
+	sidecar harness.Program
+	other   string
+}
+
+// testHangs stops each engine of a pair: before it gets a request, and the decode engine during a stream too. What can be computed
+// elsewhere is, with the tokens of an undisturbed engine, and stopped engines serve again when they go on. It logs what that costs.
+func testHangs(t *testing.T) {
+	h := &hangs{Pair: engines.pair(t, engines.failing), other: engines.recomputing.Address()}
+	h.sidecar = harness.StartSidecar(t, h.Decode.Addr, "--continue-times=1")
+	var normal []time.Duration
+	for range 40 { // so that the sidecar knows how long engines take
+		normal = append(normal, h.mustServe(t, pd.Remote).first)
+	}
+	slices.Sort(normal)
+	p99 := normal[len(normal)-1]
+	t.Logf("first token: p50 %v, p99 %v; twice that and a second: %v", normal[len(normal)/2], p99, 2*p99+time.Second)
+	for _, role := range []struct {
+		name   string
+		engine harness.Engine
+		test   func(t *testing.T, pause func())
+	}{
+		{"prefill", h.Prefill, func(t *testing.T, pause func()) {
+			pause()
+			t.Logf("first token of the first request %v, of the second %v", h.mustServe(t, pd.Local).first, h.mustServe(t, pd.Local).first)
+		}},
+		{"decode", h.Decode, func(t *testing.T, pause func()) {
+			pause()
+			began := time.Now()
+			got := harness.MustSend(t, h.Ask(pd.APICompletions, 70, true).Remote(h.Prefill.Addr), h.sidecar.Addr("http"), h.Model)
+			if got.Status != http.StatusServiceUnavailable || got.Header.Get(pd.HeaderRetry) != "1" {
+				t.Errorf("%d, retry %q: %s", got.Status, got.Header.Get(pd.HeaderRetry), got.Body)
+			}
+			t.Logf("refused within %v", time.Since(began).Round(time.Millisecond))
+		}},
+		{"decode, during a stream", h.Decode, func(t *testing.T, pause func()) {
+			got := h.timed(t, h.body(1000), pause)
+			if got.moved != "1" {
+				t.Errorf("moved %q times", got.moved)
+			}
+			t.Logf("longest pause of the stream %v", got.pause)
+		}},
+	} {
+		t.Run(role.name, func(t *testing.T) {
+			func() {
+				paused := false
+				defer func() {
+					if paused {
+						role.engine.Resume(t)
+					}
+				}()
+				role.test(t, func() { role.engine.Pause(t); paused = true })
+			}()
+			(&harness.Fleet{}).Eventually(t, "the pair", func() (string, bool) {
+				got := harness.MustSend(t, h.Ask(pd.APICompletions, 70, false).Remote(h.Prefill.Addr), h.sidecar.Addr("http"), h.Model)
+				return fmt.Sprint(got.Status, got.Decision), got.Decision.Verdict == pd.Remote
+			})
+		})
+	}
+	h.MustReleaseWithin(t, h.Lease+5*time.Second)
+}
+
+// body returns a request for a stream.
+func (h *hangs) body(tokens int) string {
+	call := harness.Call{API: pd.APICompletions, Prompt: h.Fresh(70), Tokens: tokens, Stream: true}
+	return string(withoutIDs(call.Body(h.Model)))
+}
+
+// timing is how a client sees a stream.
+type timing struct {
+	decision     string
+	moved        string
+	first, pause time.Duration // to the first event, and the longest one between two pieces of the stream
+}
+
+// mustServe sends a request whose answer is short, and fails unless it is remote or local as it should.
+func (h *hangs) mustServe(t *testing.T, verdict pd.Verdict) timing {
+	t.Helper()
+	got := h.timed(t, h.body(8), nil)
+	if r, err := pd.ParseResult(got.decision); err != nil || r.Verdict != verdict {
+		t.Errorf("decision %s, want %v", got.decision, verdict)
+	}
+	return got
+}
+
+// timed sends a request, and fails unless the stream is that of another engine. After its first bytes it calls a function.
+func (h *hangs) timed(t *testing.T, body string, begun func()) (got timing) {
+	t.Helper()
+	want := read(t, streamOf(t, "http://"+h.other, pd.APICompletions, body))
+	began := time.Now()
+	resp := openStream(t, "http://"+h.sidecar.Addr("http"), pd.APICompletions, body, h.headers()...)
+	got.first, got.decision = time.Since(began), resp.Header.Get(pd.HeaderDecision)
+	var stream []byte
+	piece := make([]byte, 1<<10)
+	for last := time.Now(); ; last = time.Now() {
+		n, err := resp.Body.Read(piece)
+		stream = append(stream, piece[:n]...)
+		got.pause = max(got.pause, time.Since(last))
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if begun != nil && len(stream) > 2000 {
+			begun()
+			begun = nil
+		}
+	}
+	if said := read(t, string(stream)); said != want {
+		t.Errorf("%+v\nwant\n%+v", said, want)
+	}
+	got.moved = resp.Trailer.Get(pd.HeaderContinued)
+	return got
+}
+
+// headers are what a picker tells the sidecar.
+func (h *hangs) headers() []string {
+	return []string{pd.HeaderPrefill, h.Prefill.Addr, pd.HeaderDestination, h.Decode.Addr + "," + h.other}
+}
