@@ -186,6 +186,48 @@ func TestStreamGoesOnAtEveryToken(t *testing.T) {
 	}
 }
 
+// A request of unknown length, as Envoy sends it on, goes on where one engine serves it too.
+func TestStreamOfUnknownLengthGoesOn(t *testing.T) {
+	prefill, other, plain := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
+	ask := emojiAsk(pd.APIChat, nil)
+	want := alike(t, post(t, plain.URL+pd.APIChat.Path(), ask).body)
+	for name, header := range map[string][]string{"remote": {pd.HeaderPrefill, addrOf(prefill)}, "local": nil} {
+		t.Run(name, func(t *testing.T) {
+			decode := startSim(t, sim.Config{})
+			if err := decode.Faults.Add(die(20)); err != nil {
+				t.Fatal(err)
+			}
+			s := startRig(t, addrOf(decode), goesOn)
+			resp, err := open(t, within(t), http.MethodPost, s.url+pd.APIChat.Path(), io.MultiReader(strings.NewReader(ask)),
+				append(header, pd.HeaderDestination, addrOf(decode)+","+addrOf(other))...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			got, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := alike(t, string(got)); got != want {
+				t.Error(difference(got, want))
+			}
+		})
+	}
+	t.Run("too long", func(t *testing.T) {
+		engine := startEngine(t, streams(firstEvent, doneEvent))
+		s := startRig(t, engine.addr, goesOn)
+		long := `{"model":"m","prompt":"` + strings.Repeat("a", 3<<20) + `","stream":true}`
+		resp, err := open(t, within(t), http.MethodPost, s.url+completionsPath, io.MultiReader(strings.NewReader(long)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if got := engine.requests(); len(got) != 1 || got[0].body != long {
+			t.Errorf("%d requests, the first one not as it was sent", len(got))
+		}
+	})
+}
+
 // A stream goes on as often as it may, and then ends with an error.
 func TestStreamGoesOnAgain(t *testing.T) {
 	for _, times := range []int{2, 1} {

@@ -50,8 +50,19 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 	encodes := len(route.Encoders) > 0 && x.API == pd.APIChat
 	pulls := route.Source != pd.Target{} && x.API.Splittable()
 	check, checks := s.dialect.(dialect.Checker)
-	if checks = checks && check.Checks(x.API); !split && !checks && !encodes && !pulls && !s.keeps(x.API, r.ContentLength) {
-		return x.StreamLocal()
+	if checks = checks && check.Checks(x.API); !split && !checks && !encodes && !pulls {
+		keeps := s.keeps(x.API, r.ContentLength)
+		if keeps && r.ContentLength < 0 {
+			whole, free, err := s.intake.LookAhead(r, &x.Body, maxAhead)
+			defer free()
+			if err != nil {
+				return x.IntakeError(err)
+			}
+			keeps = whole
+		}
+		if !keeps {
+			return x.StreamLocal()
+		}
 	}
 	req, err := s.intake.Receive(r, &x.Body, x.API, &x.Buffer)
 	if err != nil {
@@ -68,14 +79,19 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 	return x.Split(req)
 }
 
-// maxKept is the largest body of a request for one engine that is buffered so that its stream can go on elsewhere (bytes).
-const maxKept = 4 << 20
+const (
+	// maxKept is the largest body of a request for one engine that is buffered so that its stream can go on elsewhere (bytes).
+	maxKept = 4 << 20
+	// maxAhead is the same for a body whose length is not known: Envoy removes the length of bodies that it shows to a picker. Such a body
+	// is copied once more, and a longer one is late at the engine by the time that so much of it takes.
+	maxAhead = 1 << 20
+)
 
 // keeps reports whether a request that one engine serves is buffered, because its stream may go on elsewhere. While memory for bodies
-// is scarce, or if the length is not known, it is passed on as it arrives.
+// is scarce, it is passed on as it arrives. A length of -1 is not known.
 func (s *Server) keeps(api pd.API, length int64) bool {
 	_, able := s.dialect.(dialect.Continuer)
-	return able && s.goesOn.Times > 0 && (api == pd.APICompletions || api == pd.APIChat) && length >= 0 && length <= maxKept && !s.intake.Scarce()
+	return able && s.goesOn.Times > 0 && (api == pd.APICompletions || api == pd.APIChat) && length <= maxKept && !s.intake.Scarce()
 }
 
 // finish records what happened.
