@@ -233,7 +233,13 @@ func portOf(addr string) string {
 // preStop returns the hook of a component's pods, by the chart that users install, before the addresses of this test.
 func preStop(t *testing.T, component string, addrs map[string]string) []string {
 	t.Helper()
-	file, err := os.Open("../../charts/testdata/golden/sim.yaml")
+	return preStopOf(t, "sim", component, addrs)
+}
+
+// preStopOf is preStop with one of the values with which the chart is tested.
+func preStopOf(t *testing.T, values, component string, addrs map[string]string) []string {
+	t.Helper()
+	file, err := os.Open("../../charts/testdata/golden/" + values + ".yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
