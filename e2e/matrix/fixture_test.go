@@ -337,7 +337,7 @@ func (s *fixture) startSidecar(t *testing.T, r row) {
 	}
 	// Elsewhere an engine that gets no processor time, for others have it, must not seem to hang.
 	if cfg.Engine.HangAfter = 0; r.cause == "hung" {
-		cfg.Engine.HangAfter = 200 * time.Millisecond
+		cfg.Engine.HangAfter = time.Second
 	}
 	if r.situation == budgetEmpty {
 		cfg.Fallback.Ratio, cfg.Fallback.Burst = 0, 0
