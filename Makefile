@@ -73,8 +73,8 @@ test-connectors: modules .tools/vllm .tools/mooncake .tools/tinymodel .tools/vis
 	@cd e2e/connectors && go test -count=1 -timeout=40m -run '^TestRealEngines$$' $(TESTFLAGS) -connectors $(CONNECTORSFLAGS)
 
 .PHONY: test-kvcache
-test-kvcache: modules .tools/vllm .tools/tinymodel ## route by the KV events of real vLLM engines: 7 GB of disk, 8 GB of memory
-	@cd e2e/kvcache && go test -count=1 -timeout=40m -run '^TestRealEngines$$' $(TESTFLAGS) -kvcache
+test-kvcache: modules .tools/vllm .tools/sglang .tools/tinymodel ## route by the KV events of real vLLM and SGLang engines: 14 GB of disk, 8 GB of memory
+	@cd e2e/kvcache && for engines in vllm sglang; do go test -count=1 -timeout=40m -run '^TestRealEngines$$' $(TESTFLAGS) . -kvcache=$$engines || exit 1; done
 
 .PHONY: test-sglang
 test-sglang: modules .tools/sglang .tools/tinymodel .tools/envoy .tools/clients ## run the end-to-end suite on real SGLang engines: 7 GB of disk, 10 GB of memory

@@ -50,6 +50,10 @@ const (
 	SidecarIdentity = `{"component":"sidecar"}`
 )
 
+// PathEventSources is where vLLM tells where its data-parallel ranks publish KV events: an object by rank. Sidecars of other engines answer
+// it likewise.
+const PathEventSources = "/kv_event_sources"
+
 // APIOf returns the API that a URL path belongs to.
 func APIOf(path string) API {
 	for api, a := range apis {

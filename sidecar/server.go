@@ -224,6 +224,9 @@ func (s *Server) handler(of rankOf) http.Handler {
 		r.Path(api.Path()).Methods(http.MethodPost).HandlerFunc(func(w http.ResponseWriter, req *http.Request) { s.generate(w, req, api, of) })
 	}
 	r.Path(pd.PathSidecar).Methods(http.MethodGet).HandlerFunc(identify)
+	if of, ok := s.dialect.(dialect.EventTeller); ok {
+		r.Path(pd.PathEventSources).Methods(http.MethodGet).HandlerFunc(func(w http.ResponseWriter, req *http.Request) { s.eventSources(w, req, of) })
+	}
 	if s.cfg.Engine.AnswerHealth {
 		r.Path(pathHealth).Methods(http.MethodGet, http.MethodHead).HandlerFunc(func(http.ResponseWriter, *http.Request) {}) // 200, without a body
 	}
@@ -244,6 +247,20 @@ func (s *Server) limit(to dialect.PathLimiter, passed http.Handler) http.Handler
 		}
 		passed.ServeHTTP(w, r)
 	})
+}
+
+// eventSources answers pd.PathEventSources for an engine that tells of its KV events on another page.
+func (s *Server) eventSources(w http.ResponseWriter, r *http.Request, of dialect.EventTeller) {
+	answer, err := s.toAsk(s.decodeEngine(0), pd.RoleDecode).Page(r.Context(), of.EventsPath(), transport.ProbeTimeout)
+	if err == nil {
+		answer, err = of.EventSources(answer)
+	}
+	if err != nil {
+		s.intake.Refuse(w, r, pd.Refuse(pd.NoEndpoint, "The engine does not tell where it publishes KV events: %v.", err))
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(answer) // the client may have left
 }
 
 // pathHealth is where engines answer probes.

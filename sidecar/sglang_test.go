@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -404,13 +405,60 @@ func TestSGLangAlone(t *testing.T) {
 	}
 }
 
+// Pickers learn where an engine publishes KV events, and nothing else of the page that tells it, which has keys.
+func TestSGLangEventSources(t *testing.T) {
+	events := `{"publisher":"zmq","endpoint_port_base":5557,"replay_endpoint_port_base":5567,"topic":"kv","dp_size":2}`
+	status := http.StatusOK
+	engine := startEngine(t, func(w http.ResponseWriter, r *asked) {
+		switch r.URL.Path {
+		case "/server_info":
+			w.WriteHeader(status)
+			fmt.Fprintf(w, `{"api_key":"secret","kv_events":%s}`, events)
+		case "/model_info":
+			fmt.Fprint(w, `{"disaggregation_mode":"decode"}`)
+		}
+	})
+	s := startRig(t, engine.addr, speaksSGLang)
+	ask := func() (int, string) {
+		resp, err := open(t, within(t), http.MethodGet, s.url+pd.PathEventSources, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(text)
+	}
+	const want = `{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5567","topic":"kv"},` +
+		`"1":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5558","replay_endpoint":"tcp://*:5568","topic":"kv"}}`
+	if code, text := ask(); code != http.StatusOK || text != want {
+		t.Errorf("%d %s\nwant %s", code, text, want)
+	}
+	events = "null"
+	if code, text := ask(); code != http.StatusOK || text != "{}" {
+		t.Errorf("%d %s of an engine that publishes nothing", code, text)
+	}
+	for _, bad := range []string{`{"dp_size":1000000}`, `"zmq"`} {
+		events = bad
+		if code, text := ask(); code != http.StatusServiceUnavailable || !strings.Contains(text, "KV events") {
+			t.Errorf("%d %s for %s", code, text, bad)
+		}
+	}
+	status = http.StatusUnauthorized
+	if code, text := ask(); code != http.StatusServiceUnavailable || !strings.Contains(text, "401") || strings.Contains(text, "secret") {
+		t.Errorf("%d %s of an engine that wants a key", code, text)
+	}
+}
+
 func TestSGLangCalls(t *testing.T) {
 	p := startSGLangPair(t, "decode", nil, nil)
 	s := startRig(t, p.decode.addr, speaksSGLang)
 	if r := post(t, s.url+"/abort_request", `{"abort_all":true}`); r.status != http.StatusBadRequest || len(p.aborts) > 0 {
 		t.Errorf("%d %s, aborted %v", r.status, r.body, p.aborts)
 	}
-	for path, want := range map[string]int{"/v1/models": 200, "/flush_cache": 400, "/server_info": 400, "/v1/models/org/name": 200,
+	for path, want := range map[string]int{"/v1/models": 200, "/kv_event_sources": 200, "/flush_cache": 400, "/server_info": 400, "/v1/models/org/name": 200,
 		"/v1/models/../../flush_cache": 400, "/v1/models/%2e%2e/%2e%2e/flush_cache": 400} {
 		resp, err := open(t, within(t), http.MethodGet, s.url+path, nil)
 		if err != nil {

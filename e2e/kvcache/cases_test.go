@@ -61,7 +61,7 @@ func newSystem(t *testing.T, prefill, decode []*engine, nonCached int) *system {
 		s.Prefill = append(s.Prefill, e.Engine)
 	}
 	for _, e := range decode {
-		s.Decode = append(s.Decode, harness.DecodePod{Engine: e.Engine, Sidecar: harness.StartSidecar(t, e.Addr)})
+		s.Decode = append(s.Decode, harness.DecodePod{Engine: e.Engine, Sidecar: harness.StartSidecar(t, e.Addr, "--kv-connector="+e.connector)})
 	}
 	var err error
 	if s.Model, err = harness.DecodeModel(decode[0].Addr); err != nil {
@@ -234,7 +234,7 @@ func (s *system) restarts(t *testing.T, e *engine, address string, all []*conver
 	s.Eventually(t, "blocks of the engine that has restarted", func() (string, bool) {
 		for _, one := range s.state(t).Endpoints {
 			if one.Address == address {
-				return fmt.Sprintf("%+v", one), len(one.Sources) == 1 && one.Sources[0].Connected && one.Sources[0].Blocks == 0 && one.Sources[0].Restarts == 1
+				return fmt.Sprintf("%+v", one), len(one.Sources) == 1 && one.Sources[0].Connected && one.Sources[0].Blocks == e.warm && one.Sources[0].Restarts == 1
 			}
 		}
 		return "none", false

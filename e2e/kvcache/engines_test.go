@@ -10,16 +10,19 @@ import (
 
 	"github.com/tandem-serving/tandem/e2e/harness"
 	"github.com/tandem-serving/tandem/e2e/realengine"
+	"github.com/tandem-serving/tandem/e2e/sglang"
 	"github.com/tandem-serving/tandem/e2e/vllm"
 	"github.com/tandem-serving/tandem/stack"
 )
 
-var onVLLM = flag.Bool("kvcache", false, "run TestRealEngines, which needs 8 GB of memory and minutes (make test-kvcache)")
+var onEngines = flag.String("kvcache", "", "run TestRealEngines on these engines, vllm or sglang: it needs 8 GB of memory and minutes (make test-kvcache)")
 
 // engine is one that publishes KV events.
 type engine struct {
 	harness.Engine
-	restart func(t *testing.T) // with an empty cache, at the same addresses
+	connector string             // of its sidecar
+	warm      int                // blocks that it has after its start: of a prompt of its own
+	restart   func(t *testing.T) // with an empty cache, at the same addresses
 }
 
 // start starts engines that publish, one for each role.
@@ -38,7 +41,7 @@ func simulated(t *testing.T, roles ...vllm.Role) (engines []*engine) {
 			return harness.Start(t, stack.Sim(harness.BinDir, fmt.Sprintf("engine-%d", i), flags...))
 		}
 		p := run(t)
-		e := &engine{Engine: harness.Engine{Addr: p.Addr("http")}}
+		e := &engine{Engine: harness.Engine{Addr: p.Addr("http")}, connector: "nixlv2"}
 		e.restart = func(t *testing.T) {
 			t.Helper()
 			if err := p.Kill(); err != nil {
@@ -51,16 +54,33 @@ func simulated(t *testing.T, roles ...vllm.Role) (engines []*engine) {
 	return engines
 }
 
-// real starts vLLM engines.
-func real(t *testing.T, roles ...vllm.Role) (engines []*engine) {
+// onVLLM starts vLLM engines.
+func onVLLM(t *testing.T, roles ...vllm.Role) []*engine {
+	return realEngines(t, engine{connector: "nixlv2"}, len(roles), func(i int, events string) (*realengine.Engine, error) {
+		return vllm.Start(t.Context(), vllm.Options{Name: fmt.Sprintf("engine-%d", i), Role: roles[i], Args: []string{"--kv-events-config=" + events}})
+	})
+}
+
+// onSGLang starts plain SGLang engines.
+func onSGLang(t *testing.T, roles ...vllm.Role) []*engine {
+	return realEngines(t, engine{connector: "sglang", warm: 1}, len(roles), func(i int, events string) (*realengine.Engine, error) {
+		e, err := sglang.Start(t.Context(), sglang.Options{Name: fmt.Sprintf("engine-%d", i), Args: []string{"--kv-events-config=" + events}})
+		if err != nil {
+			return nil, err
+		}
+		return e.Engine, nil
+	})
+}
+
+// realEngines starts n engines of a kind at the same time, each of which publishes as it is told.
+func realEngines(t *testing.T, kind engine, n int, start func(i int, events string) (*realengine.Engine, error)) (engines []*engine) {
 	t.Helper()
-	engines = make([]*engine, len(roles))
+	engines = make([]*engine, n)
 	var starting sync.WaitGroup
-	for i, role := range roles {
+	for i := range engines {
 		starting.Go(func() {
 			port := harness.FreePorts(t, 2)
-			e, err := vllm.Start(t.Context(), vllm.Options{Name: fmt.Sprintf("engine-%d", i), Role: role, Args: []string{fmt.Sprintf(
-				`--kv-events-config={"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}`, port, port+1)}})
+			e, err := start(i, fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}`, port, port+1))
 			if err != nil {
 				t.Error(err)
 				return
@@ -73,12 +93,15 @@ func real(t *testing.T, roles ...vllm.Role) (engines []*engine) {
 					t.Logf("engine %d said:\n%s", i, strings.Join(e.Output(), "\n"))
 				}
 			})
-			engines[i] = &engine{harness.Engine{Addr: e.Address()}, func(t *testing.T) {
+			one := kind
+			one.Addr = e.Address()
+			one.restart = func(t *testing.T) {
 				t.Helper()
 				if err := e.Restart(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-			}}
+			}
+			engines[i] = &one
 		})
 	}
 	starting.Wait()
@@ -88,14 +111,22 @@ func real(t *testing.T, roles ...vllm.Role) (engines []*engine) {
 	return engines
 }
 
-// TestRealEngines has real engines in place of simulated ones.
+// TestRealEngines has real engines in place of simulated ones. SGLang's decode engines have no prefix cache, so a pair of them shows nothing
+// that plain engines do not.
 func TestRealEngines(t *testing.T) {
-	if !*onVLLM {
+	switch *onEngines {
+	case "":
 		t.Skip("make test-kvcache runs it")
+	case "vllm":
+		realengine.Require(t, "vllm")
+		t.Run("conversations", func(t *testing.T) { testConversations(t, onVLLM) })
+		t.Run("pd", func(t *testing.T) { testPD(t, onVLLM) })
+	case "sglang":
+		realengine.Require(t, "sglang")
+		t.Run("conversations", func(t *testing.T) { testConversations(t, onSGLang) })
+	default:
+		t.Fatalf("-kvcache=%s: want vllm or sglang", *onEngines)
 	}
-	realengine.Require(t, "vllm")
-	t.Run("conversations", func(t *testing.T) { testConversations(t, real) })
-	t.Run("pd", func(t *testing.T) { testPD(t, real) })
 }
 
 func TestConversations(t *testing.T) { testConversations(t, simulated) }

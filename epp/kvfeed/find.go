@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/epp/kvevents"
+	"github.com/tandem-serving/tandem/pd"
 )
 
 const (
@@ -114,7 +115,7 @@ func (f *Feed) find(ctx context.Context, m *member) ([]place, error) {
 	if f.options.Port > 0 {
 		return []place{f.configured(m)}, nil
 	}
-	places, err := f.ask(ctx, m, "/kv_event_sources", readVLLM)
+	places, err := f.ask(ctx, m, pd.PathEventSources, readVLLM)
 	if errors.Is(err, errNotServed) {
 		places, err = f.ask(ctx, m, "/server_info", readSGLang)
 	}

@@ -271,6 +271,14 @@ type PathLimiter interface {
 	Passes(method, path string) bool
 }
 
+// EventTeller is a Dialect of engines that tell where they publish KV events on a page that PathLimiter keeps from clients.
+type EventTeller interface {
+	// EventsPath returns the page.
+	EventsPath() string
+	// EventSources returns what vLLM would answer at pd.PathEventSources, from the answer of the page.
+	EventSources(answer []byte) ([]byte, error)
+}
+
 // EncodingReader is a Dialect of engines that may read encodings of images, audio and video from encoders, by the connectors of package
 // pd/encode.
 type EncodingReader interface {
