@@ -24,10 +24,11 @@ import (
 )
 
 var (
-	kind   = flag.String("calibrate", "", "the engines of TestReplayOfRealEngines: vllm or sglang (make calibrate-vllm, make calibrate-sglang)")
-	span   = flag.Duration("calibrate.for", 10*time.Minute, "length of the trace")
-	fitFor = flag.Duration("calibrate.fit-for", 2*time.Minute, "how long the steps are measured")
-	folder = flag.String("calibrate.dir", "", "where the table and the records are left; default: a folder that is removed")
+	kind     = flag.String("calibrate", "", "the engines of TestReplayOfRealEngines: vllm or sglang (make calibrate-vllm, make calibrate-sglang)")
+	span     = flag.Duration("calibrate.for", 10*time.Minute, "length of the trace")
+	fitFor   = flag.Duration("calibrate.fit-for", 2*time.Minute, "how long the steps are measured")
+	firstFor = flag.Duration("calibrate.first-for", 2*time.Minute, "length of the trace that shows what the table has not")
+	folder   = flag.String("calibrate.dir", "", "where the table and the records are left; default: a folder that is removed")
 )
 
 func TestMain(m *testing.M) {
@@ -63,7 +64,7 @@ func TestReplayOfRealEngines(t *testing.T) {
 	if dir == "" {
 		dir = t.TempDir()
 	}
-	c := calibration{t: t, dir: dir}
+	c := calibration{t: t, dir: dir, factor: 1}
 	engines := map[string]func(*testing.T, func(*realengine.Engine)) pair{"vllm": startVLLM, "sglang": startSGLang}[*kind]
 	if engines == nil {
 		t.Fatalf("-calibrate=%s: want vllm or sglang", *kind)
@@ -73,16 +74,18 @@ func TestReplayOfRealEngines(t *testing.T) {
 	fmt.Printf("ready and fitted after %.0f s\n", time.Since(began).Seconds())
 	c.up(e)
 
-	// What is between the engines is not in the table of their steps: proxy, picker, sidecar, and the transfer. A first trace shows how
-	// much it is.
-	c.trace("first", 1, time.Minute)
-	first := c.replay("first", 0)
+	// Two things are not in the table of an engine's steps: the engines share the processors with the rest of the stack, and between them
+	// are proxy, picker, sidecar, and the transfer. A first trace shows how much they are.
+	c.trace("first", 1, *firstFor)
+	first := c.replay("first")
+	c.factor = first.ITL.Measured.P50 / first.ITL.Replayed.P50
+	first = c.replay("first")
 	c.transfer = max(0, first.TTFT.Measured.P50-first.TTFT.Replayed.P50)
-	fmt.Printf("proxy, picker, sidecar and transfer take %.1f ms\n", c.transfer)
+	fmt.Printf("steps take %.2f times as long as alone; proxy, picker, sidecar and transfer take %.1f ms\n", c.factor, c.transfer)
 
 	c.trace("second", 2, *span)
 	c.show("second")
-	second := c.replay("second", c.transfer)
+	second := c.replay("second")
 	second.TTFT.within(t, "TTFT")
 	second.ITL.within(t, "ITL")
 }
@@ -92,6 +95,7 @@ type calibration struct {
 	t        *testing.T
 	dir      string
 	url      string
+	factor   float64 // by which steps take longer than those that were fitted
 	transfer float64 // ms
 }
 
@@ -148,9 +152,9 @@ func (c *calibration) trace(name string, seed uint64, span time.Duration) {
 func (c *calibration) records(name string) string { return filepath.Join(c.dir, name+".records.jsonl") }
 
 // args are those of the replay of a trace.
-func (c *calibration) args(name string, transfer float64) []string {
-	return []string{"replay", c.records(name), "--pool=1P+1D", "--engine=" + c.table(), "--threshold=1", "--hop=0s", fmt.Sprintf("--transfer-latency=%.2fms", transfer),
-		"--arrival-steps=" + strconv.Itoa(arrivalSteps[*kind])}
+func (c *calibration) args(name string) []string {
+	return []string{"replay", c.records(name), "--pool=1P+1D", "--engine=" + c.table(), "--threshold=1", "--hop=0s", fmt.Sprintf("--transfer-latency=%.2fms", c.transfer),
+		fmt.Sprintf("--step-factor=%.3f", c.factor), "--arrival-steps=" + strconv.Itoa(arrivalSteps[*kind])}
 }
 
 // compared are measured and replayed times.
@@ -171,7 +175,7 @@ func (c compared) within(t *testing.T, name string) {
 }
 
 // replay replays a trace that was measured.
-func (c *calibration) replay(name string, transfer float64) (times struct {
+func (c *calibration) replay(name string) (times struct {
 	TTFT compared `json:"ttft_ms"`
 	ITL  compared `json:"itl_ms"`
 }) {
@@ -181,7 +185,7 @@ func (c *calibration) replay(name string, transfer float64) (times struct {
 			More struct{ Measured json.RawMessage }
 		}
 	}
-	if err := json.Unmarshal(c.run(append(c.args(name, transfer), "--json")...), &result); err != nil {
+	if err := json.Unmarshal(c.run(append(c.args(name), "--json")...), &result); err != nil {
 		c.t.Fatal(err)
 	}
 	if err := json.Unmarshal(result.Runs[0].More.Measured, &times); err != nil {
@@ -191,7 +195,7 @@ func (c *calibration) replay(name string, transfer float64) (times struct {
 }
 
 // show prints the replay of a trace beside what was measured.
-func (c *calibration) show(name string) { fmt.Printf("%s\n", c.run(c.args(name, c.transfer)...)) }
+func (c *calibration) show(name string) { fmt.Printf("%s\n", c.run(c.args(name)...)) }
 
 // stopLater ends an engine with the test.
 func stopLater(t *testing.T, e *realengine.Engine) {

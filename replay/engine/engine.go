@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -17,6 +18,7 @@ type Config struct {
 	KVTokens     int           // tokens that the KV cache holds
 	PartTokens   int           // tokens of one of a request's Parts; 0: prompts share nothing
 	Overhead     time.Duration // of every step, besides the table
+	Factor       float64       // by which the table's times are multiplied; 0 is 1
 	PrefillFirst bool          // prompts are computed in steps of their own
 	// TokenArrives says that the first token of a Remote request comes with its KV cache; otherwise it is computed here.
 	TokenArrives bool
@@ -392,6 +394,7 @@ func (e *Engine) start(now time.Duration) {
 	}
 	overhead := float64(e.config.Overhead) / 1e6
 	slowdown, loads := e.adapt()
+	slowdown *= cmp.Or(e.config.Factor, 1)
 	e.run = run{start: now, steps: 1, batch: later, first: e.table.Milliseconds(s)*slowdown + overhead + float64(loads)*float64(e.config.Load)/1e6}
 	e.step, e.busy = s, true
 	if later == len(e.running) && (e.waiting.len() == 0 || e.blocked) && loads == 0 {

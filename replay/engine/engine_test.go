@@ -581,6 +581,8 @@ func TestAdapters(t *testing.T) {
 		{"without a limit they cost nothing", Config{}, adding("a"), []string{"11ms 1 first", "21ms 1 done"}},
 		{"no adapter", one, adding(""), []string{"11ms 1 first", "21ms 1 done"}},
 		{"one is loaded", one, adding("a"), []string{"122ms 1 first", "142ms 1 done"}},
+		{"one is loaded by an engine that is slower than its table", Config{Adapters: 1, Load: 100 * time.Millisecond, Slowdown: 2, Factor: 3}, adding("a"),
+			[]string{"166ms 1 first", "226ms 1 done"}},
 		{"one that is loaded", one, after("a", "a"), []string{"122ms 1 first", "142ms 1 done", "1.022s 2 first", "1.022s 2 done"}},
 		{"one in place of another", one, after("a", "b"), []string{"122ms 1 first", "142ms 1 done", "1.122s 2 first", "1.122s 2 done"}},
 		{"one more waits, and others pass it", one, adding("a", "b", "a", ""),
@@ -592,7 +594,7 @@ func TestAdapters(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := small()
-			c.Adapters, c.Load, c.Slowdown = test.give.Adapters, test.give.Load, test.give.Slowdown
+			c.Adapters, c.Load, c.Slowdown, c.Factor = test.give.Adapters, test.give.Load, test.give.Slowdown, test.give.Factor
 			d := newDriver(t, c, flat)
 			test.do(d)
 			d.until(forever, false)

@@ -60,6 +60,7 @@ type poolFlags struct {
 	StepTokens  int           `flag:"max-num-batched-tokens" arg:"TOKENS" help:"most tokens of a step. Default: what the file says, or the scheduler's"`
 	Sequences   int           `flag:"max-num-seqs" arg:"NUMBER" help:"most requests that run in an engine. Default: what the file says, or the scheduler's"`
 	Overhead    time.Duration `flag:"step-overhead" arg:"DURATION" help:"of every step, besides the kernels' time. A table that was made by --fit has it already"`
+	Factor      float64       `flag:"step-factor" arg:"FACTOR" help:"by which the table's step times are multiplied: 1.4 for engines that are slower than those that were measured, or share their processors with other programs"`
 	Arrival     int           `flag:"arrival-steps" arg:"NUMBER" help:"steps of a busy decode engine that end before it runs a request whose KV cache has arrived: engines look for arrivals between steps, and have scheduled the next one already"`
 	Request     time.Duration `flag:"request-overhead" arg:"DURATION" help:"of every request at an engine, besides its steps: HTTP, tokenizer. Default: what the file says, or none"`
 }
@@ -125,7 +126,7 @@ type fitFlags struct {
 func defaults() settings {
 	return settings{
 		Picker:  pickerFlags{Scrape: 200 * time.Millisecond, Events: 5 * time.Millisecond, Stale: 2 * time.Second, Seed: 1},
-		Pool:    poolFlags{Engines: []string{"llama-70b-h100-tp4"}, Overhead: 2 * time.Millisecond},
+		Pool:    poolFlags{Engines: []string{"llama-70b-h100-tp4"}, Overhead: 2 * time.Millisecond, Factor: 1},
 		Network: networkFlags{Bandwidth: 50, Latency: time.Millisecond, First: 30 * time.Second, Hop: time.Millisecond},
 		Load:    loadFlags{Speeds: []float64{1}},
 		Output:  outputFlags{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond},
@@ -154,6 +155,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Pool.StepTokens >= 0, "max-num-batched-tokens", "must not be negative")
 	p.Require(s.Pool.Sequences >= 0, "max-num-seqs", "must not be negative")
 	p.Require(s.Pool.Overhead >= 0, "step-overhead", "must not be negative")
+	p.Require(s.Pool.Factor >= 0.01 && s.Pool.Factor <= 100, "step-factor", "must be a number from 0.01 to 100")
 	p.Require(s.Pool.Arrival >= 0, "arrival-steps", "must not be negative")
 	p.Require(s.Pool.Request >= 0, "request-overhead", "must not be negative")
 	p.Require(s.Network.Bandwidth > 0, "bandwidth", "must be positive")
@@ -302,7 +304,7 @@ func (f *poolFlags) model(name string) (m model, err error) {
 	if m.hardware.KVTokens == 0 || m.hardware.KVBytes == 0 {
 		return model{}, fmt.Errorf("%s does not say how large a KV cache is: --kv-tokens and --kv-bytes-per-token must", name)
 	}
-	m.config.ArrivalSteps = f.Arrival
+	m.config.ArrivalSteps, m.config.Factor = f.Arrival, f.Factor
 	m.config.KVTokens, m.config.Overhead, m.request = m.hardware.KVTokens, f.Overhead, f.Request
 	if said.Request != nil { // times of steps, and not of kernels alone
 		m.config.Overhead, m.request = 0, cmp.Or(f.Request, *said.Request)
