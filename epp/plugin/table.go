@@ -86,6 +86,7 @@ var Table = []epp.Row{
 	{Type: "prefix-based-pd-decider", New: handler.NewPrefixBasedPDDecider},
 	{Type: "always-disagg-pd-decider", New: handler.NewAlwaysDisaggPDDecider},
 	{Type: "cost-pd-decider", New: handler.NewCostPDDecider},
+	{Type: "drift-pd-decider", New: handler.NewDriftPDDecider},
 	{Type: "always-disagg-multimodal-decider", New: handler.NewAlwaysDisaggMultimodalDecider},
 
 	// Producers, whose results the other plugins use.

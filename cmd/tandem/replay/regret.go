@@ -68,6 +68,9 @@ var llmdPD []byte
 //go:embed cost.yaml
 var costYAML []byte
 
+//go:embed drift.yaml
+var driftYAML []byte
+
 // ours is the policy whose results are marked.
 const ours = "ours"
 
@@ -102,7 +105,12 @@ func (f *pickerFlags) policies() (all []policy, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("the configuration with cost-pd-decider: %w", err)
 	}
+	byDrift, err := config.Parse(driftYAML, plugin.Table)
+	if err != nil {
+		return nil, fmt.Errorf("the configuration with drift-pd-decider: %w", err)
+	}
 	all = append(all, policy{"llm-d P/D", "the configuration of llm-d's P/D guide", published, "--config cmd/tandem/replay/llm-d-pd.yaml", false},
+		policy{"EDPP", "the built-in configuration, but drift-pd-decider decides", byDrift, "--config cmd/tandem/replay/drift.yaml", false},
 		policy{ours, "the built-in configuration, but cost-pd-decider decides", byCost, "--config cmd/tandem/replay/cost.yaml", false})
 	own := pickerFlags{Configs: f.Configs}
 	if len(f.Configs) == 0 {

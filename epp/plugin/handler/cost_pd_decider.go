@@ -32,11 +32,16 @@ func NewCostPDDecider() epp.Plugin { return &CostPDDecider{TTFTMs: 2000, TPOTMs:
 const longestGoal = time.Hour
 
 // Problems implements epp.Plugin.
-func (p *CostPDDecider) Problems(report epp.Report) {
+func (p *CostPDDecider) Problems(report epp.Report) { goals{p.TTFTMs, p.TPOTMs}.problems(report) }
+
+// goals are wanted times, in milliseconds: to the first token, and for each further one.
+type goals struct{ ttft, tpot float64 }
+
+func (g goals) problems(report epp.Report) {
 	for _, goal := range []struct {
 		field string
 		ms    float64
-	}{{"ttftMs", p.TTFTMs}, {"tpotMs", p.TPOTMs}} {
+	}{{"ttftMs", g.ttft}, {"tpotMs", g.tpot}} {
 		if !(goal.ms > 0 && goal.ms <= float64(longestGoal/time.Millisecond)) {
 			report(goal.field, "must be more than 0 and at most an hour in milliseconds, got %v", goal.ms)
 		}
