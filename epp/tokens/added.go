@@ -33,7 +33,7 @@ type trieNode struct {
 }
 
 func newFinder() *finder {
-	return &finder{nodes: []trieNode{{token: -1}}, only: -1, word: chars.Word()}
+	return &finder{nodes: []trieNode{{token: -1}}, only: -1, word: chars.RustWord()}
 }
 
 // add adds a token with its text. Of tokens with the same text the first one counts.

@@ -27,6 +27,8 @@ type symbols struct {
 	queue queue
 	next  []int32 // long words: where the next symbol is
 	prev  []int32
+
+	places []place // of unigram
 }
 
 // shortWord is up to how many symbols are merged by looking at all of them, which is faster than a queue.

@@ -43,6 +43,19 @@ type component struct {
 	AddPrefixSpace   *bool       `json:"add_prefix_space"`
 	UseRegex         *bool       `json:"use_regex"`
 	IndividualDigits bool        `json:"individual_digits"`
+	Delimiter        string      `json:"delimiter"`
+
+	Replacement   string `json:"replacement"`
+	PrependScheme string `json:"prepend_scheme"`
+	Split         *bool  `json:"split"`
+
+	CleanText          bool   `json:"clean_text"`
+	HandleChineseChars bool   `json:"handle_chinese_chars"`
+	StripAccents       *bool  `json:"strip_accents"`
+	Lowercase          bool   `json:"lowercase"`
+	StripLeft          bool   `json:"strip_left"`
+	StripRight         bool   `json:"strip_right"`
+	Charsmap           []byte `json:"precompiled_charsmap"`
 
 	Single        []templatePart             `json:"single"`
 	SpecialTokens map[string]templateSpecial `json:"special_tokens"`
@@ -143,12 +156,19 @@ func (f *file) tokenizer() (*Tokenizer, error) {
 	if t.splits, err = f.PreTokenizer.splits("pre_tokenizer"); err != nil {
 		return nil, err
 	}
-	byteLevel := false
+	byteLevel, spaced := false, false
 	for i := range t.splits {
-		if byteLevel {
+		s := &t.splits[i]
+		switch {
+		case byteLevel:
 			return nil, errors.New("pre_tokenizer: no other may follow ByteLevel")
+		case s.space != nil && spaced:
+			return nil, errors.New("pre_tokenizer: more than one Metaspace is not supported")
+		case s.space != nil && s.before == firstPiece && (i > 0 || len(t.normalizers) > 0):
+			return nil, errors.New("pre_tokenizer: prepend_scheme first is not supported with a normalizer, or behind another pre-tokenizer")
 		}
-		byteLevel = t.splits[i].byteLevel
+		byteLevel, spaced = s.byteLevel, spaced || s.space != nil
+		t.beginning = t.beginning || s.space != nil && s.before == firstPiece
 	}
 	var vocab map[string]uint32
 	if t.model, vocab, err = readModel(f.Model, byteLevel); err != nil {

@@ -14,6 +14,8 @@ func FuzzRead(f *testing.F) {
 		`{"added_tokens":[{"id":3,"content":"x","lstrip":true}],"pre_tokenizer":{"type":"ByteLevel"},"model":{"vocab":{"a":0,"b":1,"ab":2},"merges":[["a","b"]]}}`,
 		`{"normalizer":{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Prepend","prepend":"_"},{"type":"Replace","pattern":{"String":" "},"content":"_"}]},"model":{"type":"BPE","unk_token":"a","fuse_unk":true,"vocab":{"a":0,"_":1},"merges":[]}}`,
 		`{"pre_tokenizer":{"type":"Split","pattern":{"Regex":"a+|b"},"behavior":"MergedWithNext"},"post_processor":{"type":"BertProcessing","cls":["a",0],"sep":["b",1]},"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}}`,
+		`{"normalizer":{"type":"Precompiled","precompiled_charsmap":"BAAAAAAAAABhAA=="},"pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"first"},"model":` + unigramModel + `}`,
+		`{"normalizer":{"type":"BertNormalizer","clean_text":true},"pre_tokenizer":{"type":"BertPreTokenizer"},"model":` + wordPieceModel + `}`,
 	} {
 		f.Add([]byte(seed), "ab a b x  ")
 	}

@@ -87,7 +87,7 @@ func (t *Tokenizer) cuts() (cut [utf8.RuneSelf]bool) {
 	for c := byte('!'); c < utf8.RuneSelf; c++ {
 		for i := range t.splits {
 			s := &t.splits[i]
-			if s.prefix || s.keep > removed || s.invert {
+			if s.prefix || s.space != nil || s.keep > removed || s.invert {
 				return [utf8.RuneSelf]bool{}
 			}
 			if s.pattern == nil {
@@ -108,6 +108,7 @@ func (e *encoder) segment(text []byte) {
 	for len(text) > 0 {
 		n := e.part(text)
 		e.recall(text[:n])
+		e.first = false
 		text = text[n:]
 	}
 }
@@ -129,7 +130,7 @@ func (e *encoder) part(text []byte) int {
 
 // recall appends the ids of a part of a text.
 func (e *encoder) recall(text []byte) {
-	if len(text) < shortest || len(text) > memoryBytes/shards/8 {
+	if len(text) < shortest || len(text) > memoryBytes/shards/8 || e.first && e.beginning {
 		e.normalize(text)
 		return
 	}

@@ -33,6 +33,25 @@ func readModel(data []byte, byteLevel bool) (model, map[string]uint32, error) {
 		}
 		m, err := newBPE(&f, byteLevel)
 		return m, f.Vocab, err
+	case "Unigram":
+		var f fileUnigram
+		if err := json.Unmarshal(data, &f); err != nil {
+			return nil, nil, err
+		}
+		if byteLevel {
+			return nil, nil, errors.New("the model Unigram is not supported with a ByteLevel pre-tokenizer")
+		}
+		return newUnigram(&f)
+	case "WordPiece":
+		var f fileWordPiece
+		if err := json.Unmarshal(data, &f); err != nil {
+			return nil, nil, err
+		}
+		if byteLevel {
+			return nil, nil, errors.New("the model WordPiece is not supported with a ByteLevel pre-tokenizer")
+		}
+		m, err := newWordPiece(&f)
+		return m, f.Vocab, err
 	}
 	return nil, nil, fmt.Errorf("type %q is not supported", kind.Type)
 }

@@ -112,6 +112,22 @@ func (c *component) normalizers(at string) (normalizers, error) {
 			return nil, fmt.Errorf("%s: %w", at, err)
 		}
 		return normalizers{n}, nil
+	case "BertNormalizer":
+		return c.bert(), nil
+	case "Lowercase":
+		return normalizers{newEachRune(chars.AppendLower)}, nil
+	case "StripAccents":
+		return normalizers{newEachRune(without(chars.Mark()))}, nil
+	case "Nmt":
+		return normalizers{newEachRune(nmt)}, nil
+	case "Strip":
+		return normalizers{strip{c.StripLeft, c.StripRight}}, nil
+	case "Precompiled":
+		n, err := newCharsmap(c.Charsmap)
+		if err != nil {
+			return nil, fmt.Errorf("%s: precompiled_charsmap: %w", at, err)
+		}
+		return normalizers{n}, nil
 	}
 	return nil, unsupported(at, c.Type)
 }

@@ -17,6 +17,13 @@ func with(members, model string) []byte {
 	return []byte("{" + members + `"model":` + model + "}")
 }
 
+// Small models of the other kinds.
+const (
+	unigramModel   = `{"type":"Unigram","unk_id":0,"vocab":[["?",0],["a",-1],["b",-1],["c",-2],["ab",-1.5],["bc",-2.6]]}`
+	spaceModel     = `{"type":"Unigram","unk_id":0,"vocab":[["?",0],["_",-1],["_a",-1],["a",-1],["_b",-2]]}`
+	wordPieceModel = `{"type":"WordPiece","unk_token":"?","continuing_subword_prefix":"##","max_input_chars_per_word":4,"vocab":{"?":0,"a":1,"##b":2,"##ba":3,"##a":4}}`
+)
+
 func TestRead(t *testing.T) {
 	for _, c := range []struct {
 		name, members, model, text string
@@ -39,6 +46,18 @@ func TestRead(t *testing.T) {
 		{"normalised", `"normalizer":{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"a"},{"type":"Replace","pattern":{"Regex":"x+"},"content":"b"}]},`, ``, "xx", []uint32{2}},
 		{"around a text", `"post_processor":{"type":"Sequence","processors":[{"type":"ByteLevel"},{"type":"BertProcessing","sep":["b",1],"cls":["_",4]}]},`, ``, "a", []uint32{4, 0, 1}},
 		{"template", `"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}},{"Sequence":{"id":"A"}}],"special_tokens":{"x":{"ids":[8,9]}}},`, ``, "a", []uint32{8, 9, 0}},
+		{"the largest sum of scores", ``, unigramModel, "abc", []uint32{4, 3}},
+		{"unknown characters in sequence", ``, unigramModel, "xyaz", []uint32{0, 1, 0}},
+		{"bytes of unknown characters", ``, `{"type":"Unigram","unk_id":0,"byte_fallback":true,"vocab":[["?",0],["<0x78>",0],["<0x79>",0],["a",0]]}`, "xyaz", []uint32{1, 2, 3, 0}},
+		{"spaces that begin words", `"pre_tokenizer":{"type":"Metaspace","replacement":"_"},`, spaceModel, "a  a_", []uint32{2, 1, 2, 1}},
+		{"no space before a text", `"pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"never"},`, spaceModel, "a a", []uint32{3, 2}},
+		{"a space before the whole text", `"added_tokens":[{"id":3,"content":"a"}],"pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"first"},`, spaceModel, "bab", []uint32{4, 3, 0}},
+		{"the longest pieces of a word", ``, wordPieceModel, "abab", []uint32{1, 3, 2}},
+		{"a word that ends with none", ``, wordPieceModel, "abc", []uint32{0}},
+		{"a word that is too long", ``, wordPieceModel, "ababa", []uint32{0}},
+		{"BERT's text", `"normalizer":{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"lowercase":true},"pre_tokenizer":{"type":"BertPreTokenizer"},`,
+			`{"type":"WordPiece","unk_token":"?","continuing_subword_prefix":"##","max_input_chars_per_word":9,"vocab":{"?":0,"ae":1,"!":2,"漢":3}}`, "\u00c4\u0000E\t!漢!", []uint32{1, 2, 3, 2}},
+		{"words and what is between them", `"pre_tokenizer":{"type":"Whitespace"},`, wordPieceModel, "ab !a", []uint32{1, 2, 0, 1}},
 		{"the longest added token", `"added_tokens":[{"id":7,"content":"x"},{"id":8,"content":"xx"},{"id":1,"content":"b"}],`, ``, "xxxab", []uint32{8, 7, 0, 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -57,6 +76,25 @@ func TestReadRefuses(t *testing.T) {
 	for _, c := range []struct{ members, model, says string }{
 		{``, `{"type":"Nope"}`, `model: type "Nope" is not supported`},
 		{``, `{"type":"BPE","vocab":{},"merges":[]}`, "vocab is empty"},
+		{``, `{"type":"Unigram","unk_id":0,"vocab":[]}`, "vocab is empty"},
+		{``, `{"type":"Unigram","vocab":[["a",0]]}`, "unk_id is missing"},
+		{``, `{"type":"Unigram","unk_id":1,"vocab":[["a",0]]}`, "unk_id is 1"},
+		{``, `{"type":"Unigram","unk_id":0,"vocab":[["a",0],["a",-1]]}`, "twice"},
+		{``, `{"type":"WordPiece","unk_token":"?","vocab":{"a":0}}`, "unk_token"},
+		{``, `{"type":"WordPiece","unk_token":"a","vocab":{"a":0}}`, "continuing_subword_prefix"},
+		{``, `{"type":"WordPiece","unk_token":"a","continuing_subword_prefix":"##","vocab":{"a":0}}`, "max_input_chars_per_word"},
+		{`"pre_tokenizer":{"type":"ByteLevel"},`, unigramModel, "ByteLevel"},
+		{`"pre_tokenizer":{"type":"ByteLevel"},`, wordPieceModel, "ByteLevel"},
+		{`"pre_tokenizer":{"type":"Metaspace","replacement":"__"},`, unigramModel, "replacement"},
+		{`"pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"last"},`, unigramModel, "prepend_scheme"},
+		{`"pre_tokenizer":{"type":"Metaspace","replacement":"_","add_prefix_space":false},`, unigramModel, "contradict"},
+		{`"normalizer":{"type":"NFC"},"pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"first"},`, unigramModel, "prepend_scheme first"},
+		{`"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Metaspace","replacement":"_"},{"type":"Metaspace","replacement":"_"}]},`, unigramModel, "more than one Metaspace"},
+		{`"pre_tokenizer":{"type":"CharDelimiterSplit","delimiter":""},`, ``, "delimiter"},
+		{`"pre_tokenizer":{"type":"Punctuation","behavior":"Nope"},`, ``, "behavior"},
+		{`"normalizer":{"type":"Precompiled","precompiled_charsmap":""},`, ``, "normalizer: precompiled_charsmap"},
+		{`"normalizer":{"type":"Precompiled","precompiled_charsmap":"/////w=="},`, ``, "length of its table"},
+		{`"normalizer":{"type":"Precompiled","precompiled_charsmap":"BAAAAAAAAAD/"},`, ``, "not UTF-8"},
 		{``, `{"type":"BPE","vocab":{"a":0},"merges":["a b"]}`, "merges[0]"},
 		{``, `{"type":"BPE","vocab":{"a":0},"merges":["ab"]}`, "space between"},
 		{``, `{"type":"BPE","vocab":{"a":0},"merges":[["a"]]}`, "two tokens"},

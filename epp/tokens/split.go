@@ -1,8 +1,10 @@
 package tokens
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/epp/tokens/chars"
 	"github.com/tandem-serving/tandem/epp/tokens/pattern"
@@ -15,7 +17,20 @@ type split struct {
 	invert    bool // what the pattern matches counts as what it does not, and the other way round
 	byteLevel bool // a piece that begins with no space gets one, if prefix is true; the model sees bytes
 	prefix    bool
+	space     []byte // Metaspace: what takes the place of spaces, with which pieces begin; nil = this is another step
+	before    prepending
 }
+
+// prepending says which pieces Metaspace puts a space before, if they begin with none.
+type prepending uint8
+
+const (
+	everyPiece prepending = iota
+	firstPiece            // the one that a text begins with
+	noPiece
+)
+
+var prependings = map[string]prepending{"": everyPiece, "always": everyPiece, "first": firstPiece, "never": noPiece}
 
 // behavior says what becomes of what a pattern matches.
 type behavior uint8
@@ -60,8 +75,37 @@ func (c *component) splits(at string) ([]split, error) {
 	case "Split":
 		s, err = c.split()
 	case "Digits":
-		set, _ := chars.Category("N")
-		s.pattern, err = pattern.Set(set, !c.IndividualDigits)
+		s.pattern, err = pattern.Set(chars.Numeric(), !c.IndividualDigits)
+	case "Metaspace":
+		s, err = c.metaspace()
+	case "Whitespace":
+		s.keep, s.invert = removed, true
+		word := chars.RustWord()
+		s.pattern, err = pattern.Runs(word, chars.Union(word, chars.Space()).Negate())
+	case "WhitespaceSplit":
+		s.keep = removed
+		s.pattern, err = pattern.Set(chars.Space(), false)
+	case "CharDelimiterSplit":
+		s.keep = removed
+		if utf8.RuneCountInString(c.Delimiter) != 1 {
+			return nil, fmt.Errorf("%s: delimiter must be one character, got %q", at, c.Delimiter)
+		}
+		s.pattern, err = pattern.Literal(c.Delimiter)
+	case "Punctuation":
+		var ok bool
+		if s.keep, ok = behaviors[cmp.Or(c.Behavior, "Isolated")]; !ok {
+			return nil, fmt.Errorf("%s: behavior %q is not supported", at, c.Behavior)
+		}
+		s.pattern, err = pattern.Set(chars.Punctuation(), false)
+	case "BertPreTokenizer":
+		spaces := split{keep: removed}
+		if spaces.pattern, err = pattern.Set(chars.Space(), false); err != nil {
+			return nil, fmt.Errorf("%s: %w", at, err)
+		}
+		if s.pattern, err = pattern.Set(chars.Punctuation(), false); err != nil {
+			return nil, fmt.Errorf("%s: %w", at, err)
+		}
+		return []split{spaces, s}, nil
 	default:
 		return nil, unsupported(at, c.Type)
 	}
@@ -69,6 +113,25 @@ func (c *component) splits(at string) ([]split, error) {
 		return nil, fmt.Errorf("%s: %w", at, err)
 	}
 	return []split{s}, nil
+}
+
+func (c *component) metaspace() (s split, err error) {
+	var ok bool
+	if s.before, ok = prependings[c.PrependScheme]; !ok {
+		return s, fmt.Errorf("prepend_scheme %q is not supported", c.PrependScheme)
+	}
+	if c.AddPrefixSpace != nil && !*c.AddPrefixSpace && s.before != noPiece {
+		return s, errors.New("add_prefix_space and prepend_scheme contradict each other")
+	}
+	if utf8.RuneCountInString(c.Replacement) != 1 {
+		return s, fmt.Errorf("replacement must be one character, got %q", c.Replacement)
+	}
+	s.space = []byte(c.Replacement)
+	if c.Split == nil || *c.Split {
+		s.keep = mergedWithNext
+		s.pattern, err = pattern.Literal(c.Replacement)
+	}
+	return s, err
 }
 
 func (c *component) split() (s split, err error) {

@@ -1,6 +1,7 @@
 package tokens
 
 import (
+	"bytes"
 	"runtime"
 	"sync"
 	"unicode/utf8"
@@ -18,6 +19,7 @@ type Tokenizer struct {
 	model       model
 
 	before, after []uint32 // special tokens around a text
+	beginning     bool     // what a text begins with has other ids than the same elsewhere
 
 	cut    [utf8.RuneSelf]bool // see cuts
 	memory memory
@@ -33,6 +35,8 @@ type encoder struct {
 	repaired   []byte
 	normalized [2][]byte
 	prefixed   []byte
+	spaced     []byte
+	first      bool // the text begins with what is handled now
 	words      words
 	symbols    symbols
 }
@@ -52,6 +56,7 @@ func (t *Tokenizer) Append(dst []uint32, text []byte, special bool) []uint32 {
 		e.repaired = chars.Repair(e.repaired[:0], text)
 		text = e.repaired
 	}
+	e.first = true
 	t.raw.each(text, e.segment, e.id)
 	if special {
 		e.ids = append(e.ids, t.after...)
@@ -76,7 +81,7 @@ func (t *Tokenizer) encoder() *encoder {
 // release keeps an encoder for the next call: as many as can run at a time.
 func (t *Tokenizer) release(e *encoder, length int) {
 	if length > maxScratch {
-		e.repaired, e.normalized, e.prefixed, e.symbols = nil, [2][]byte{}, nil, symbols{}
+		e.repaired, e.normalized, e.prefixed, e.spaced, e.symbols = nil, [2][]byte{}, nil, nil, symbols{}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -85,7 +90,7 @@ func (t *Tokenizer) release(e *encoder, length int) {
 	}
 }
 
-func (e *encoder) id(id uint32) { e.ids = append(e.ids, id) }
+func (e *encoder) id(id uint32) { e.ids, e.first = append(e.ids, id), false }
 
 // normalize handles text in which no added token is found before it is normalized.
 func (e *encoder) normalize(text []byte) {
@@ -93,7 +98,10 @@ func (e *encoder) normalize(text []byte) {
 }
 
 // pieces splits normalised text.
-func (e *encoder) pieces(text []byte) { e.piece(0, text) }
+func (e *encoder) pieces(text []byte) {
+	e.piece(0, text)
+	e.first = false
+}
 
 // piece applies the steps of pre-tokenization from one on, and the model to what they make.
 func (e *encoder) piece(step int, text []byte) {
@@ -105,6 +113,9 @@ func (e *encoder) piece(step int, text []byte) {
 	if s.prefix && text[0] != ' ' {
 		e.prefixed = append(append(e.prefixed[:0], ' '), text...)
 		text = e.prefixed
+	}
+	if s.space != nil {
+		text = e.withSpaces(s, text)
 	}
 	if s.pattern == nil {
 		e.piece(step+1, text)
@@ -128,6 +139,24 @@ func (e *encoder) piece(step int, text []byte) {
 		}
 		done = end
 	}
+}
+
+// withSpaces returns a text with what Metaspace has in the place of spaces.
+func (e *encoder) withSpaces(s *split, text []byte) []byte {
+	out := e.spaced[:0]
+	if (s.before == everyPiece || s.before == firstPiece && e.first) && text[0] != ' ' && !bytes.HasPrefix(text, s.space) {
+		out = append(out, s.space...)
+	}
+	for {
+		i := bytes.IndexByte(text, ' ')
+		if i < 0 {
+			break
+		}
+		out = append(append(out, text[:i]...), s.space...)
+		text = text[i+1:]
+	}
+	e.spaced = append(out, text...)
+	return e.spaced
 }
 
 // word appends the ids of a word.

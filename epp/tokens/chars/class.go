@@ -3,6 +3,7 @@ package chars
 import (
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // Category returns a general category, such as L or Lu, and false if there is none of that name.
@@ -54,7 +55,46 @@ func Word() Set {
 	return Union(categories("L", "M", "Nd", "Nl", "Pc"), table(unicode.Other_Alphabetic), Of('²', '³', '¹', '¼', '½', '¾'))
 }
 
+// RustWord is what \w matches in the regular expressions of the reference's own code, whose library is Rust's regex: alphabetic characters, marks,
+// digits, connecting punctuation, and joiners.
+func RustWord() Set {
+	return Union(categories("L", "M", "Nd", "Nl", "Pc"), table(unicode.Other_Alphabetic), table(unicode.Join_Control))
+}
+
 // ASCIIPunctuation are the printable ASCII characters that are neither letters nor digits nor a space.
 func ASCIIPunctuation() Set {
 	return Ranges(Range{'!', '/'}, Range{':', '@'}, Range{'[', '`'}, Range{'{', '~'})
+}
+
+// What follows has the versions of Unicode that the reference's normalizers and pre-tokenizers go by, each another one.
+
+// Accent are the marks that BERT's normalizer drops: nonspacing ones.
+func Accent() Set { return older["accent"] }
+
+// Mark are the marks that StripAccents drops: all of them.
+func Mark() Set { return older["mark"] }
+
+// Control is what BERT's normalizer drops: U+FFFD, and control, format and private characters but for tabs and line ends.
+func Control() Set { return older["control"] }
+
+// Ideograph is what BERT's normalizer puts spaces around.
+func Ideograph() Set { return older["ideograph"] }
+
+// Numeric is what Digits splits off.
+func Numeric() Set { return older["numeric"] }
+
+// Punctuation is what pre-tokenizers take for punctuation, ASCII symbols among them.
+func Punctuation() Set { return older["punctuation"] }
+
+// AppendLower appends a character in lower case. What precedes it does not count, so a sigma is never a final one.
+func AppendLower(dst []byte, r rune) []byte {
+	if r == 'İ' {
+		return append(dst, "i\u0307"...)
+	}
+	if lower, ok := newerLower[r]; ok {
+		r = lower
+	} else {
+		r = unicode.ToLower(r)
+	}
+	return utf8.AppendRune(dst, r)
 }

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// Form is a Unicode normalisation form, of Unicode 15.
+// Form is a Unicode normalisation form.
 type Form = norm.Form
 
 // The forms.
@@ -33,8 +33,41 @@ func IsNormal(form Form, text []byte) bool {
 	return form.QuickSpan(text) == len(text)
 }
 
-// AppendNormal appends text, which is UTF-8, to dst in a normalisation form.
+// AppendNormal appends text, which is UTF-8, to dst in a normalisation form. Code points that the reference's version of Unicode does not have stay
+// as they are, and nothing is composed or ordered over them.
 func AppendNormal(form Form, dst, text []byte) []byte {
+	at, size := later(text)
+	if size == 0 {
+		return appendKnown(form, dst, text)
+	}
+	for size > 0 {
+		dst = append(append(dst, appendKnown(form, nil, text[:at])...), text[at:at+size]...)
+		text = text[at+size:]
+		at, size = later(text)
+	}
+	return append(dst, appendKnown(form, nil, text)...)
+}
+
+// firstLater is the first byte of the least code point of older["later"] in UTF-8.
+const firstLater = 0xDF
+
+// later returns where a text has a code point that the reference's version of Unicode does not have, and its length; 0 if there is none.
+func later(text []byte) (at, size int) {
+	for at < len(text) {
+		if text[at] < firstLater {
+			at++
+			continue
+		}
+		r, size := utf8.DecodeRune(text[at:])
+		if older["later"].Contains(r) {
+			return at, size
+		}
+		at += size
+	}
+	return 0, 0
+}
+
+func appendKnown(form Form, dst, text []byte) []byte {
 	if longestMarks(text) < safeMarks {
 		return form.Append(dst, text...)
 	}

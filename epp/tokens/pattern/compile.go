@@ -108,6 +108,15 @@ func Set(set chars.Set, many bool) (*Pattern, error) {
 	return compile(n)
 }
 
+// Runs returns a pattern that matches as many characters of one of several sets as follow each other.
+func Runs(sets ...chars.Set) (*Pattern, error) {
+	all := &node{op: opAlt}
+	for _, set := range sets {
+		all.nodes = append(all.nodes, &node{op: opRepeat, nodes: []*node{{op: opSet, set: set}}, min: 1, max: -1})
+	}
+	return compile(all)
+}
+
 func compile(root *node) (*Pattern, error) {
 	c := compiler{states: map[string]int{}}
 	c.steps = append(c.steps, step{kind: stepMatch})
