@@ -145,10 +145,11 @@ func (p *eventPipe) event(e body.Event) error {
 	done := e.Done()
 	switch {
 	case done:
-	case e.Error() && p.c.Elsewhere != nil:
-		p.failure = bytes.Clone(e.Raw)
-		return ErrEngineFailed
-	case e.Error():
+	case e.Error(): // it searches the event: once is enough
+		if p.c.Elsewhere != nil {
+			p.failure = bytes.Clone(e.Raw)
+			return ErrEngineFailed
+		}
 		p.failed = true
 	case p.c.Aborted != nil && p.c.Aborted(e.Data):
 		return ErrAborted
