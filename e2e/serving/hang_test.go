@@ -40,6 +40,27 @@ func testHangs(t *testing.T) {
 			pause()
 			t.Logf("first token of the first request %v, of the second %v", h.mustServe(t, pd.Local).first, h.mustServe(t, pd.Local).first)
 		}},
+		{"prefill, between the legs", h.Prefill, func(t *testing.T, pause func()) {
+			gate := harness.NewGate(t, h.Decode.Addr, harness.Requests)
+			sidecar := harness.StartSidecar(t, gate.Addr)
+			for range 16 { // so that it knows how long decode takes to read
+				harness.MustSend(t, h.Ask(pd.APICompletions, 70, true).Remote(h.Prefill.Addr), sidecar.Addr("http"), h.Model)
+			}
+			call := h.Ask(pd.APICompletions, 70, true)
+			want := h.Want(t, call)
+			gate.Shut()
+			got := harness.Begin(t, call.Remote(h.Prefill.Addr), sidecar.Addr("http"), h.Model)
+			<-gate.Held
+			pause()
+			began := time.Now()
+			gate.Release()
+			r := <-got
+			t.Logf("answered %v after decode was to read from it", time.Since(began).Round(time.Millisecond))
+			harness.MustMatch(t, r, true, want)
+			if r.Decision.Verdict != pd.Local || r.Decision.Reason != pd.TransferFailed {
+				t.Errorf("decision %v", r.Decision)
+			}
+		}},
 		{"decode", h.Decode, func(t *testing.T, pause func()) {
 			pause()
 			began := time.Now()
