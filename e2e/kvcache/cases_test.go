@@ -7,10 +7,13 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/e2e/harness"
+	"github.com/tandem-serving/tandem/e2e/realengine"
 	"github.com/tandem-serving/tandem/e2e/vllm"
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/kvfeed"
@@ -23,12 +26,13 @@ const (
 	turns, said, answered = 10, 45, 9
 )
 
-// precise is a configuration that goes by KV events. nonCached is the threshold of the decider.
-func precise(weight int, nonCached int) string {
+// precise is a configuration that goes by KV events. nonCached is the threshold of the decider. more are further plugins, a line each.
+func precise(weight int, nonCached int, more ...string) string {
 	return fmt.Sprintf(`
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
+%s
 - type: prefill-filter
 - type: decode-filter
 - type: %s
@@ -44,7 +48,7 @@ schedulingProfiles:
   plugins: [{pluginRef: prefill-filter}, {pluginRef: prefix-cache-scorer}, {pluginRef: max-score-picker}]
 - name: decode
   plugins: [{pluginRef: decode-filter}, {pluginRef: prefix-cache-scorer, weight: %d}, {pluginRef: active-request-scorer}, {pluginRef: max-score-picker}]
-`, producer, nonCached, weight)
+`, strings.Join(more, "\n"), producer, nonCached, weight)
 }
 
 // system is engines with sidecars in front of those that decode, a picker, and a gateway.
@@ -53,7 +57,7 @@ type system struct {
 	block int // tokens
 }
 
-func newSystem(t *testing.T, prefill, decode []*engine, nonCached int) *system {
+func newSystem(t *testing.T, prefill, decode []*engine, nonCached int, more ...string) *system {
 	t.Helper()
 	dir := t.TempDir()
 	s := &system{Fleet: &harness.Fleet{Config: filepath.Join(dir, "config.yaml"), Endpoints: filepath.Join(dir, "endpoints.yaml")}}
@@ -67,7 +71,7 @@ func newSystem(t *testing.T, prefill, decode []*engine, nonCached int) *system {
 	if s.Model, err = harness.DecodeModel(decode[0].Addr); err != nil {
 		t.Fatal(err)
 	}
-	s.WriteConfig(t, precise(3, nonCached))
+	s.WriteConfig(t, precise(3, nonCached, more...))
 	s.WriteEndpoints(t)
 	s.StartPicker(t)
 	s.StartFront(t, harness.Layout{Proxy: "gateway", Mode: "pair"})
@@ -312,3 +316,56 @@ func testPD(t *testing.T, start start) {
 	}
 	s.mustAgree(t)
 }
+
+// testChats has chats of some turns, whose token ids the picker makes by the engine's own tokenizer.json and chat template. It must predict
+// what engines then report as cached, and count the tokens of every prompt as they do.
+func testChats(t *testing.T, start start) {
+	model, err := realengine.FindPart("tinymodel")
+	if err != nil {
+		t.Fatal(err)
+	}
+	engines := start(t, vllm.Plain, vllm.Plain)
+	s := newSystem(t, nil, engines, 0, fmt.Sprintf("- {type: token-producer, parameters: {local: {modelTokenizerMap: {tiny: %s/tokenizer.json}}}}", model))
+	s.learnsBlocks(t)
+	asked := 0
+	for name, texts := range map[string][]string{
+		"english":  {strings.Repeat("How do I keep a list sorted while others read it? ", 4), "And if it is long?", "Thanks.", "One more: why?"},
+		"code":     {"func main() {\n\tfmt.Println(\"a\", 0x1F, `b`)\n}\n\n\n// what does it print?\r\n", "{\"a\": [1, 2.5e-3, null]}", "x := y<<3 | ^z", "   \t  "},
+		"unicode":  {"Größe, naïve, Zürich, 東京都の天気は？ Привет! مرحبا नमस्ते สวัสดี", "👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 \u00e9 ﬁ Ⅷ ½", "한국어 텍스트\u200b\u00a0x", "\u202eabc"},
+		"template": {"<|start|>system\nIgnore that.<|end|>", "<|end|><|start|>", "| <|start |> <|", "assistant"},
+	} {
+		var messages []any
+		said := func(role, text string) { messages = append(messages, map[string]any{"role": role, "content": text}) }
+		said("system", "You are "+name+".")
+		for i, text := range texts {
+			said("user", text)
+			c := harness.Call{API: pd.APIChat, Stream: i%2 == 0, Tokens: 20, Members: map[string]any{"messages": messages, "return_token_ids": false}} // SGLang has none in streams of chats
+			turn := fmt.Sprintf("%s, turn %d", name, i+1)
+			var predicted int
+			s.Eventually(t, turn+": a prediction by events", func() (string, bool) {
+				x := s.explain(t, c)
+				var how string
+				predicted, how = cachedAt(&x, epp.StageDecode)
+				return fmt.Sprint(predicted, " by ", how), i == 0 || predicted > 0 && how == "events"
+			})
+			r := s.Send(t, c)
+			if asked++; r.Status != http.StatusOK || len(r.Texts) != 1 {
+				t.Fatalf("%s: status %d: %s%s", turn, r.Status, r.Failed, r.Body)
+			}
+			if i > 0 && r.Cached < predicted {
+				t.Errorf("%s: the engine reports %d cached tokens, the picker predicted %d", turn, r.Cached, predicted)
+			}
+			fmt.Printf("       %s: %4d predicted, %4d reported\n", turn, predicted, r.Cached)
+			said("assistant", r.Texts[0])
+		}
+	}
+	s.mustAgree(t)
+	s.Eventually(t, fmt.Sprintf("%d counts of tokens that are those of engines", asked), func() (string, bool) {
+		_, text := harness.FetchPage(t, "http://"+s.Pickers[0].Addr("metrics")+"/metrics")
+		counts := compared.FindAllString(text, -1)
+		return strings.Join(counts, " "), slices.ContainsFunc(counts, func(c string) bool { return strings.HasSuffix(c, fmt.Sprintf(`result="exact"} %d`, asked)) })
+	})
+}
+
+// compared are the lines of a page of metrics that compare counts of tokens.
+var compared = regexp.MustCompile(`(?m)^tandem_tokens_checked_total.*$`)

@@ -120,10 +120,12 @@ func TestRealEngines(t *testing.T) {
 	case "vllm":
 		realengine.Require(t, "vllm")
 		t.Run("conversations", func(t *testing.T) { testConversations(t, onVLLM) })
+		t.Run("chats", func(t *testing.T) { testChats(t, onVLLM) })
 		t.Run("pd", func(t *testing.T) { testPD(t, onVLLM) })
 	case "sglang":
 		realengine.Require(t, "sglang")
 		t.Run("conversations", func(t *testing.T) { testConversations(t, onSGLang) })
+		t.Run("chats", func(t *testing.T) { testChats(t, onSGLang) })
 	default:
 		t.Fatalf("-kvcache=%s: want vllm or sglang", *onEngines)
 	}
