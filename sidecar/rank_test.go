@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -305,4 +306,73 @@ func TestRanksWarmUp(t *testing.T) {
 			t.Errorf("rank %d was asked for %s last", rank, last.URL.Path)
 		}
 	}
+}
+
+// Ranks behind one port of vLLM are told by a header which of them serves a request, as the picker's plan says. A client's header has no
+// effect.
+func TestRanksBehindOnePort(t *testing.T) {
+	for _, c := range []struct {
+		name, connector, plan  string
+		prefill, decode, local string // rank in the header of a leg; "" = none
+	}{
+		{"no plan", "nixlv2", "", "", "", ""},
+		{"no rank", "nixlv2", "plan", "", "", ""},
+		{"of prefill", "nixlv2", "plan;prefill-ranks=3", "3", "", ""},
+		{"of decode", "nixlv2", "plan;decode-rank=1", "", "1", "1"},
+		{"of both", "nixlv2", "plan;prefill-ranks=0;decode-rank=15", "0", "15", "15"},
+		{"of both, pushed", "nixl-push", "plan;prefill-ranks=2;decode-rank=1", "2", "1", "1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			both(t, func(t *testing.T, q question) {
+				answer := map[string]string{"nixlv2": offer(handoffParams), "nixl-push": pushOffer}[c.connector]
+				prefill, decode := startEngine(t, says(http.StatusOK, "application/json", answer)), startEngine(t, q.answer())
+				s := startRig(t, decode.addr, set(func(c2 *Config) { c2.Engine.Connector = c.connector }))
+				header := []string{"X-Data-Parallel-Rank", "7"}
+				remote, local := slices.Concat(header, []string{pd.HeaderPrefill, prefill.addr}), header
+				if c.plan != "" {
+					remote = append(remote, pd.HeaderPlan, strings.Replace(c.plan, "plan", "remote;id=0123456789abcdef;reason=uncached;strict=0;epp=1", 1))
+					rank := ""
+					if c.local != "" {
+						rank = ";decode-rank=" + c.local
+					}
+					local = slices.Concat(header, []string{pd.HeaderPlan, "local;id=0123456789abcdef;reason=short-prompt;strict=0;epp=1" + rank})
+				}
+				post(t, s.url+completionsPath, q.body, remote...)
+				post(t, s.url+completionsPath, q.body, local...)
+				legs := append(prefill.requests(), decode.requests()...)
+				if len(legs) != 3 {
+					t.Fatalf("%d legs", len(legs))
+				}
+				for i, want := range []string{c.prefill, c.decode, c.local} {
+					if got := strings.Join(legs[i].Header.Values("X-Data-Parallel-Rank"), ","); got != want {
+						t.Errorf("leg %d is for rank %q, want %q", i, got, want)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A prefill engine that was started anew with fewer ranks refuses the one that the plan names. That is no error of the client: another
+// engine computes the prompt.
+func TestRankThatIsGone(t *testing.T) {
+	const gone = `{"error":{"message":"data_parallel_rank 3 is out of range [0, 2).","type":"BadRequestError","param":null,"code":400}}`
+	both(t, func(t *testing.T, q question) {
+		restarted := startEngine(t, says(http.StatusBadRequest, "application/json", gone))
+		other, decode := startEngine(t, says(http.StatusOK, "application/json", offer(handoffParams))), startEngine(t, q.answer())
+		s := startRig(t, decode.addr)
+		r := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, restarted.addr+","+other.addr,
+			pd.HeaderPlan, "remote;id=0123456789abcdef;reason=uncached;strict=0;epp=1;prefill-ranks=3,1")
+		if r.status != http.StatusOK {
+			t.Fatalf("the client got %d %s", r.status, r.body)
+		}
+		for _, leg := range []struct {
+			of   *fakeEngine
+			rank string
+		}{{restarted, "3"}, {other, "1"}, {decode, ""}} {
+			if got := leg.of.only(t).Header.Get("X-Data-Parallel-Rank"); got != leg.rank {
+				t.Errorf("a leg is for rank %q, want %q", got, leg.rank)
+			}
+		}
+	})
 }

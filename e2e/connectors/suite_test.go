@@ -110,6 +110,9 @@ var suites = []suite{
 		{"decode pulls", testDecodePulls},
 		{"memory of the dead", testPullFromTheDead},
 	}},
+	{"ranks", vllm.Options{Connector: vllm.NIXL, Lease: 10 * time.Second, Args: []string{"--data-parallel-size=2"}}, []string{"--kv-connector=nixlv2", "--lease=10s"}, []pairCase{
+		{"ranks of the plan", testPlannedRanks},
+	}},
 }
 
 // tierHosts are where the peer-to-peer tiers of the engines listen: all have the same port, as in pods.
@@ -160,17 +163,18 @@ func TestRealEngines(t *testing.T) {
 // start starts the pair. Its engines end with the test.
 func (p *pair) start(t *testing.T) {
 	t.Helper()
-	ports, err := realengine.FreePorts(t.Context(), 2)
-	must(t, err)
+	const ranks = 2                         // a rank has the port of its number above its engine's
+	side := harness.FreePorts(t, 2*ranks+1) // of prefill, of decode, of the tiers
+	tier := side + 2*ranks
 	o := p.engines
-	o.Store, o.SidePort = t.TempDir(), ports[0]
-	p.flags = append(p.flags, "--mooncake-bootstrap-port="+strconv.Itoa(ports[0]), "--p2p-connector-port="+strconv.Itoa(ports[1]), "--fallback-ratio=1", "--fallback-burst=1000")
+	o.Store, o.SidePort = t.TempDir(), side
+	p.flags = append(p.flags, "--mooncake-bootstrap-port="+strconv.Itoa(side), "--p2p-connector-port="+strconv.Itoa(tier), "--fallback-ratio=1", "--fallback-burst=1000")
 	var starting sync.WaitGroup
 	for to, role := range map[**realengine.Engine]vllm.Role{&p.prefill: vllm.Prefill, &p.decode: vllm.Decode} {
 		o := o
-		o.Tier = netip.AddrPortFrom(tierHosts[role], uint16(ports[1]))
+		o.Tier = netip.AddrPortFrom(tierHosts[role], uint16(tier))
 		if o.Role, o.Name = role, p.name+" "+string(role); role == vllm.Decode {
-			o.SidePort = 0
+			o.SidePort = side + ranks
 		}
 		starting.Go(func() { *to = startEngine(t, o) })
 	}
@@ -221,10 +225,14 @@ func (p *pair) mustRest(t *testing.T, limit time.Duration) time.Duration {
 	return time.Since(began)
 }
 
-// usage returns the share of the KV cache that an engine's requests hold.
+// usage returns the share of the KV cache that an engine's requests hold; of ranks, the sum.
 func usage(t *testing.T, e *realengine.Engine) float64 {
 	t.Helper()
-	return harness.Sample(t, e.Address(), "vllm:kv_cache_usage_perc")
+	share, series, err := harness.ReadSeries(e.Address(), "vllm:kv_cache_usage_perc")
+	if err != nil || series == 0 {
+		t.Fatalf("%s has %d series of its usage, %v", e.Address(), series, err)
+	}
+	return share
 }
 
 // await polls until ok, since the engines' metrics have no events.

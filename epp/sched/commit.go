@@ -136,9 +136,7 @@ func (k *pick) write(m *made) *epp.Decision {
 			all = append(all, chosen[j].Endpoint)
 		}
 		pick := epp.StagePick{Row: s.StageRow, Reason: k.reasons[i], Endpoints: all[begin:len(all):len(all)]}
-		if k.partial {
-			pick.Ranks = k.ranksOf(chosen)
-		}
+		pick.Ranks = k.ranksOf(chosen)
 		if k.noting {
 			pick.Seen = seen(&chosen[0])
 		}

@@ -6,11 +6,12 @@ import (
 )
 
 // ranksOf names the data-parallel ranks that are to serve the request, for endpoints whose engines tell the loads of their ranks;
-// nil if none does.
+// nil if none does. If the ranks of a pod are endpoints of their own, the choice of the endpoint was that of the rank, whatever their
+// pages tell.
 func (k *pick) ranksOf(chosen []epp.Candidate) (ranks []pd.Rank) {
 	for i := range chosen {
 		loads := chosen[i].Load.Ranks
-		if loads == nil {
+		if loads == nil || k.sharesPod(chosen[i].Endpoint) {
 			continue
 		}
 		if ranks == nil {
@@ -19,6 +20,16 @@ func (k *pick) ranksOf(chosen []epp.Candidate) (ranks []pd.Rank) {
 		ranks[i] = k.rankOf(*loads)
 	}
 	return ranks
+}
+
+// sharesPod reports whether another endpoint is of the same pod.
+func (k *pick) sharesPod(e *epp.Endpoint) bool {
+	for i := range k.all {
+		if other := k.all[i].Endpoint; other.Pod == e.Pod && other.Namespace == e.Namespace && e.Pod != "" && !other.Is(e) {
+			return true
+		}
+	}
+	return false
 }
 
 // slack is by how many requests a rank may exceed the mean of all ranks of its engine before it gets no more.

@@ -148,6 +148,12 @@ type Ranked interface {
 	UseRanks(prefill, decode pd.Rank)
 }
 
+// LocalRanker is a Dialect whose engines are told by a header which data-parallel rank serves a request that has no hand-off.
+type LocalRanker interface {
+	// SetLocalRank sets the header for the rank that the picker has chosen; none, if it has chosen none.
+	SetLocalRank(rank pd.Rank, of http.Header)
+}
+
 // Rerouter is an Attempt whose decode engine remembers the process of a prefill pod. If that is started anew before the engine notices,
 // the legs of all attempts wait in vain, although both engines are healthy.
 type Rerouter interface {
@@ -326,6 +332,12 @@ type Unfinisher interface {
 type StatusReader interface {
 	// OwnFailure reports whether an answer with a 4xx tells of the engine's own failure: another pod may do better.
 	OwnFailure(answer []byte) bool
+}
+
+// RankRefuser is a Dialect of engines that answer 400 if they do not have the data-parallel rank that the picker has chosen.
+type RankRefuser interface {
+	// RefusesRank reports whether a prefill engine's answer with a 4xx says that: the client named no rank, and another pod may have it.
+	RefusesRank(answer []byte) bool
 }
 
 // Noticer is a Dialect whose prefill engines take notices of hand-offs, from any agent that can reach them.

@@ -7,9 +7,9 @@
 //
 // A [Dialect] declares its [Shape], and makes an [Attempt] for each try at each prefill pod. The attempt makes the prefill
 // leg and reads its answer; its [Handoff] makes the decode leg. Small interfaces, which a Dialect, Attempt or Handoff may
-// implement, hold everything else: [Releaser], [RequestReleaser], [OnceReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked],
+// implement, hold everything else: [Releaser], [RequestReleaser], [OnceReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked], [LocalRanker],
 // [Rerouter], [Aborter], [HeaderSetter], [Stripper], [Controller], [Pusher], [HeaderStripper], [Fitter], [PerChoice], [Checker],
-// [EncodingReader], [Moded], [Splitter], [Finisher], [IdleLimiter], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer]. A [Recognizer] tells by an engine's pages
+// [EncodingReader], [Moded], [Splitter], [Finisher], [IdleLimiter], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [RankRefuser], [Noticer]. A [Recognizer] tells by an engine's pages
 // that the engine speaks another protocol (recognize.go).
 //
 // Protocols map to these interfaces as follows:

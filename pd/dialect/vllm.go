@@ -2,8 +2,13 @@ package dialect
 
 import (
 	"bytes"
+	"encoding/json"
+	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
@@ -20,6 +25,41 @@ func (vllmEngine) Strips() []string { return vllmStrips }
 
 // ReadsEncodings implements EncodingReader.
 func (vllmEngine) ReadsEncodings() {}
+
+// legRanks are the data-parallel ranks that the picker has chosen for the legs of an attempt: prefill's, and decode's. An engine with
+// ranks behind one port (--data-parallel-size) is told them by a header, and refuses a request for a rank that it does not have.
+type legRanks struct{ prefill, decode pd.Rank }
+
+// set names the rank of a leg, if one was chosen.
+func (r legRanks) set(role pd.Role, h http.Header) {
+	rank := r.decode
+	if role == pd.RolePrefill {
+		rank = r.prefill
+	}
+	setRankHeader(rank, h)
+}
+
+func setRankHeader(rank pd.Rank, h http.Header) {
+	if number, ok := rank.Number(); ok {
+		h[rankHeader] = []string{strconv.Itoa(number)}
+	}
+}
+
+// SetLocalRank implements LocalRanker.
+func (vllmEngine) SetLocalRank(rank pd.Rank, h http.Header) { setRankHeader(rank, h) }
+
+// The beginning and the rest of vLLM's message about a rank that it does not have (0.32.0, input_processor.py). Clients name no ranks.
+const (
+	rankMessage     = "data_parallel_rank "
+	rankMessageRest = " is out of range "
+)
+
+// RefusesRank implements RankRefuser: an engine that was started anew with fewer ranks answers 400 until the picker has read its page.
+func (vllmEngine) RefusesRank(answer []byte) bool {
+	var refused struct{ Error struct{ Message string } }
+	return json.Unmarshal(answer, &refused) == nil && strings.HasPrefix(refused.Error.Message, rankMessage) &&
+		strings.Contains(refused.Error.Message, rankMessageRest)
+}
 
 // abortedMark is in an answer that vLLM has not finished. Quotes in a text are escaped, so no text contains the mark. When
 // vLLM 0.32.0 is stopped, it answers some of its running requests with 200, this mark and the tokens so far.

@@ -59,6 +59,7 @@ type nixlLegs struct {
 	request *request.Request
 	params  nixlParams
 	source  pd.Target // from whose memory prefill pulls; zero: from none
+	ranks   legRanks
 	// promptTokens and cachedTokens are prefill's counts for this prompt; -1 = not reported.
 	promptTokens, cachedTokens int64
 }
@@ -147,6 +148,12 @@ func (a *nixlLegs) Trust() time.Duration { return a.dialect.trust }
 
 // Pin implements Leased.
 func (a *nixlLegs) Pin() Pin { return a.params.pin }
+
+// UseRanks implements Ranked. A prefill engine with ranks behind one port has a side channel for each, which its answer names.
+func (a *nixlLegs) UseRanks(prefill, decode pd.Rank) { a.ranks = legRanks{prefill, decode} }
+
+// SetHeader implements HeaderSetter.
+func (a *nixlLegs) SetHeader(role pd.Role, h http.Header) { a.ranks.set(role, h) }
 
 // Blocks implements Sized.
 func (a *nixlLegs) Blocks() int { return a.params.blocks }
@@ -250,7 +257,11 @@ var (
 	_ Noticer         = (*vllmNIXL)(nil)
 	_ Unfinisher      = (*vllmNIXL)(nil)
 	_ Continuer       = (*vllmNIXL)(nil)
+	_ LocalRanker     = (*vllmNIXL)(nil)
+	_ RankRefuser     = (*vllmNIXL)(nil)
 	_ Attempt         = (*nixlAttempt)(nil)
+	_ Ranked          = (*nixlAttempt)(nil)
+	_ HeaderSetter    = (*nixlAttempt)(nil)
 	_ Releaser        = (*nixlAttempt)(nil)
 	_ RequestReleaser = (*nixlAttempt)(nil)
 	_ Leased          = (*nixlAttempt)(nil)

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"net/http"
-	"strconv"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -61,8 +60,8 @@ func (a *offloadingAttempt) PullFrom(tier pd.Target) { a.source = tier }
 
 // SetHeader implements HeaderSetter.
 func (a *offloadingAttempt) SetHeader(role pd.Role, h http.Header) {
-	if number, ok := a.rank.Number(); ok && role == pd.RolePrefill {
-		h[rankHeader] = []string{strconv.Itoa(number)}
+	if role == pd.RolePrefill {
+		setRankHeader(a.rank, h)
 	}
 }
 

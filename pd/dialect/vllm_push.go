@@ -50,7 +50,8 @@ type pushAttempt struct {
 const headerRequestID = "X-Request-Id"
 
 // SetHeader implements HeaderSetter. The id begins with the client's, so that the engines' logs can be searched for it.
-func (a *pushAttempt) SetHeader(_ pd.Role, h http.Header) {
+func (a *pushAttempt) SetHeader(role pd.Role, h http.Header) {
+	a.ranks.set(role, h)
 	if a.id == "" {
 		a.id = a.transfer
 		if clients := h.Get(headerRequestID); clients != "" {
@@ -130,6 +131,7 @@ var (
 	_ Stripper       = (*vllmPush)(nil)
 	_ Attempt        = (*pushAttempt)(nil)
 	_ HeaderSetter   = (*pushAttempt)(nil)
+	_ Ranked         = (*pushAttempt)(nil)
 	_ Releaser       = (*pushAttempt)(nil)
 	_ Leased         = (*pushAttempt)(nil)
 	_ UsageCorrector = (*pushAttempt)(nil)

@@ -90,3 +90,19 @@ func BenchmarkAttempt(b *testing.B) {
 		})
 	}
 }
+
+// TestRankOutOfRange: only vLLM's message about a rank that it does not have is taken for it.
+func TestRankOutOfRange(t *testing.T) {
+	d, _ := dialect.New("nixlv2", dialect.Options{})
+	for answer, own := range map[string]bool{
+		`{"error":{"message":"data_parallel_rank 7 is out of range [0, 2).","type":"BadRequestError","param":null,"code":400}}`: true,
+		`{"error":{"message":"temperature must be non-negative, got data_parallel_rank 7 is out of range [0, 2)."}}`:            false,
+		`{"error":{"message":"data_parallel_rank is no member"}}`:                                                               false,
+		`{"detail":"data_parallel_rank 7 is out of range [0, 2)."}`:                                                             false,
+		`data_parallel_rank 7 is out of range [0, 2).`:                                                                          false,
+	} {
+		if got := d.(dialect.RankRefuser).RefusesRank([]byte(answer)); got != own {
+			t.Errorf("%s: %v, want %v", answer, got, own)
+		}
+	}
+}

@@ -102,6 +102,19 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 	return last.reason, nil
 }
 
+// useRanks tells an attempt at a candidate the data-parallel ranks that the plan names.
+func (x *Exchange) useRanks(a dialect.Attempt, candidate int) {
+	ranked, ok := a.(dialect.Ranked)
+	if !ok || x.Route.Plan == nil {
+		return
+	}
+	var prefill pd.Rank
+	if candidate < len(x.Route.Plan.PrefillRanks) {
+		prefill = x.Route.Plan.PrefillRanks[candidate]
+	}
+	ranked.UseRanks(prefill, x.Route.Plan.DecodeRank)
+}
+
 func (x *Exchange) noteRetry(e *prefillError, target pd.Target) {
 	x.legs.Metrics.Retries.WithLabelValues("prefill", e.cause).Inc()
 	x.legs.Metrics.Links.Unread(target.String(), linkPrefill)

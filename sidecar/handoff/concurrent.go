@@ -73,13 +73,7 @@ func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 	if !ok {
 		return "", errNotConcurrent
 	}
-	if ranked, ok := a.(dialect.Ranked); ok && x.Route.Plan != nil {
-		var prefill pd.Rank
-		if candidate < len(x.Route.Plan.PrefillRanks) {
-			prefill = x.Route.Plan.PrefillRanks[candidate]
-		}
-		ranked.UseRanks(prefill, x.Route.Plan.DecodeRank)
-	}
+	x.useRanks(a, candidate)
 	x.pull(a, req, target)
 	x.Decision.Attempts++
 	x.Decision.Candidate = candidate

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/relay"
@@ -31,7 +32,7 @@ func (x *Exchange) streamLocal() error {
 	}
 	source := x.legs.Intake.Guard(x.request.Body)
 	defer source.Free()
-	req, err := transport.NewLeg(x.Context, x.legs.Decode.URL+x.request.URL.RequestURI(), x.legHeader(), x.request.ContentLength, source.Again)
+	req, err := transport.NewLeg(x.Context, x.legs.Decode.URL+x.request.URL.RequestURI(), x.localHeader(), x.request.ContentLength, source.Again)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
 	}
@@ -72,11 +73,20 @@ func (x *Exchange) bufferedLocal(req *intake.Request) error {
 		l = x.mayGoOn(req, l)
 	}
 	x.Buffer.Leg = l.Segments
-	r, err := transport.NewBufferedLeg(x.Context, x.legs.Decode.URL+x.request.URL.RequestURI(), x.legHeader(), l.Segments, l.Length)
+	r, err := transport.NewBufferedLeg(x.Context, x.legs.Decode.URL+x.request.URL.RequestURI(), x.localHeader(), l.Segments, l.Length)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
 	}
 	return x.sendLocal(r, nil)
+}
+
+// localHeader makes the headers of a leg without a hand-off.
+func (x *Exchange) localHeader() http.Header {
+	h := x.legHeader()
+	if d, ok := x.legs.Dialect.(dialect.LocalRanker); ok && x.Route.Plan != nil {
+		d.SetLocalRank(x.Route.Plan.DecodeRank, h)
+	}
+	return h
 }
 
 // sendLocal sends a leg to the local engine and relays its answer.

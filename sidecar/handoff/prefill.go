@@ -40,6 +40,7 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	if err != nil {
 		return "", &prefillError{cause: "attempt", reason: pd.PrefillFailed, err: err}
 	}
+	x.useRanks(a, candidate)
 	x.pull(a, req, target)
 	x.Decision.Attempts++
 	x.Decision.Candidate = candidate
@@ -161,7 +162,7 @@ func isTimeout(err error) bool {
 // statusFailure distinguishes the client's errors from the pod's. 408, 425 and 429 say that another pod may do better.
 func (legs *Legs) statusFailure(resp *http.Response, answer []byte) error {
 	code := resp.StatusCode
-	if isClientError(code) && code != http.StatusRequestTimeout && code != http.StatusTooEarly && code != http.StatusTooManyRequests && !legs.ownFailure(answer) {
+	if isClientError(code) && code != http.StatusRequestTimeout && code != http.StatusTooEarly && code != http.StatusTooManyRequests && !legs.ownFailure(answer) && !legs.refusesRank(answer) {
 		return &ClientError{Status: code, header: resp.Header, body: answer}
 	}
 	again := code == http.StatusBadGateway || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout
@@ -172,4 +173,10 @@ func (legs *Legs) statusFailure(resp *http.Response, answer []byte) error {
 func (legs *Legs) ownFailure(answer []byte) bool {
 	d, ok := legs.Dialect.(dialect.StatusReader)
 	return ok && d.OwnFailure(answer)
+}
+
+// refusesRank reports whether an answer says that the engine does not have the rank that it was told.
+func (legs *Legs) refusesRank(answer []byte) bool {
+	d, ok := legs.Dialect.(dialect.RankRefuser)
+	return ok && d.RefusesRank(answer)
 }

@@ -30,6 +30,8 @@ type Program struct {
 	// The labels of valueCache.
 	blockTokensLabel, blocksLabel string
 	attributes                    []string // the values from valueCount on
+	// rankLabel is the label by which a page tells the loads of an engine's data-parallel ranks apart; "": it has none.
+	rankLabel string
 	// Path is where engines have the page if they are asked where most have it; "": there.
 	Path string
 }
@@ -91,10 +93,15 @@ func (c *EngineConfig) signalSpec(s epp.Signal) (field string, text *string) {
 // ownPaths are where engines have their page that do not have it at /metrics. trtllm-serve has the iterations there, as JSON.
 var ownPaths = map[string]string{"trtllm-serve": "/prometheus/metrics"}
 
+// rankLabels are the labels of engines' pages that hold the number of a data-parallel rank. SGLang's engines tell their ranks on a page of
+// their own.
+var rankLabels = map[string]string{"vllm": "engine"}
+
 // compile makes the program of an engine whose configuration has no problems.
 func (c *EngineConfig) compile() *Program {
 	p := &Program{
 		Path:             ownPaths[c.Name],
+		rankLabel:        rankLabels[c.Name],
 		blockTokensLabel: cmp.Or(c.CacheBlockSizeLabelName, "block_size"),
 		blocksLabel:      cmp.Or(c.CacheNumBlocksLabelName, "num_gpu_blocks"),
 	}
@@ -143,6 +150,7 @@ type page struct {
 	cache   epp.CacheInfo // from labels
 	engine  string        // that wrote the page: epp.EngineSGLang, or "" = another one
 	mode    epp.EngineMode
+	ranks   rankLoads
 }
 
 // sum adds up the series of one value that have the newest timestamp.
@@ -170,6 +178,7 @@ func (p *page) reset(program *Program) {
 	}
 	p.lora = loraLabels{running: p.lora.running[:0], waiting: p.lora.waiting[:0]}
 	p.cache, p.engine, p.mode = epp.CacheInfo{}, "", epp.EngineAny
+	p.ranks.reset()
 }
 
 // line reads one line without its line feed. whole is false if the line was too long, so that its end is missing.
@@ -249,6 +258,9 @@ func (p *page) take(of value, s series, ok bool) {
 		v.bad = v.bad || of < valueCount && !unitOf(of).Valid(s.value) || math.IsNaN(s.value) || math.IsInf(s.value, 0)
 		v.total += s.value
 		v.count++
+		if p.program.rankLabel != "" {
+			p.ranks.take(of, s, p.program.rankLabel)
+		}
 	}
 }
 
@@ -328,6 +340,9 @@ func (p *page) load(before *epp.Load) (l epp.Load, ok bool) {
 		l.LoRA = p.lora.adapters(before.LoRA)
 	}
 	l.Engine, l.Mode = p.engine, p.mode
+	if !p.sums[epp.Waiting].bad && !p.sums[epp.Running].bad && !p.sums[epp.KVUsage].bad {
+		l.Ranks = p.ranks.loads(before.Ranks)
+	}
 	return l, found
 }
 

@@ -62,7 +62,8 @@ func TestGoldenPages(t *testing.T) {
 	}{
 		{"vllm", "vllm-idle.txt", epp.Load{Signals: signals(0, 0, 0).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
 		{"vllm", "vllm-load.txt", epp.Load{Signals: signals(8, 2, 0.2524461839530333).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
-		{"vllm", "vllm-dp2.txt", epp.Load{Signals: signals(0, 0, 0.023483365949119372).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 2 * 1024}}},
+		{"vllm", "vllm-dp2.txt", epp.Load{Signals: signals(0, 0, 0.023483365949119372).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 2 * 1024},
+			Ranks: &epp.Ranks{{Rank: 0, KVUsage: 0.023483365949119372}, {Rank: 1, KVUsage: 0.023483365949119372}}}},
 		{"vllm", "vllm-nixl-prefill.txt", epp.Load{Signals: signals(0, 0, 0).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
 		{"sglang", "sglang.txt", epp.Load{Signals: signals(3, 7, 0.375), Cache: epp.CacheInfo{BlockTokens: 64, Blocks: 512},
 			Engine: "sglang", Mode: epp.EnginePlain}},
@@ -102,13 +103,26 @@ func TestPageValues(t *testing.T) {
 	running1 := only(epp.Running, 1)
 	waiting := func(n float64) epp.Load { return only(epp.Waiting, n) }
 	usage := func(v float64) epp.Load { return only(epp.KVUsage, v) }
+	ranked := func(l epp.Load, ranks ...epp.RankLoad) epp.Load {
+		l.Ranks = (*epp.Ranks)(&ranks)
+		return l
+	}
 	cases := []struct {
 		name, page string
 		want       epp.Load
 		none       bool // the page has none of the wanted values
 	}{
-		{name: "two engines are added", page: engines, want: waiting(7)},
-		{name: "usage of two engines is their mean", page: "USAGE{engine=\"0\"} 0.25\nUSAGE{engine=\"1\"} 0.75", want: usage(.5)},
+		{name: "two engines are added", page: engines, want: ranked(waiting(7), epp.RankLoad{Waiting: 3}, epp.RankLoad{Rank: 1, Waiting: 4})},
+		{name: "usage of two engines is their mean", page: "USAGE{engine=\"0\"} 0.25\nUSAGE{engine=\"1\"} 0.75",
+			want: ranked(usage(.5), epp.RankLoad{KVUsage: .25}, epp.RankLoad{Rank: 1, KVUsage: .75})},
+		{name: "ranks of the second node of a deployment", page: "WAIT{engine=\"4\"} 3\nWAIT{engine=\"5\"} 4\nRUN{engine=\"5\"} 2",
+			want: ranked(epp.Load{Signals: epp.Values{}.With(epp.Waiting, 7).With(epp.Running, 2)}, epp.RankLoad{Waiting: 3}, epp.RankLoad{Rank: 1, Waiting: 4, Running: 2})},
+		{name: "a rank is missing", page: "WAIT{engine=\"4\"} 3\nWAIT{engine=\"6\"} 4", want: waiting(7)},
+		{name: "models of one engine", page: "WAIT{engine=\"1\",m=\"a\"} 3\nWAIT{engine=\"1\",m=\"b\"} 4", want: waiting(7)},
+		{name: "models of two engines", page: "WAIT{engine=\"1\",m=\"a\"} 3\nWAIT{engine=\"1\",m=\"b\"} 4\nWAIT{engine=\"0\",m=\"b\"} 1",
+			want: ranked(waiting(8), epp.RankLoad{Waiting: 1}, epp.RankLoad{Rank: 1, Waiting: 7})},
+		{name: "an engine that is no number", page: engines + "WAIT{engine=\"x\"} 1", want: waiting(8)},
+		{name: "an engine of an absurd number", page: engines + "WAIT{engine=\"1000000\"} 1", want: waiting(8)},
 		{name: "no labels", page: "WAIT 5", want: waiting(5)},
 		{name: "empty labels", page: "WAIT{} 5", want: waiting(5)},
 		{name: "blanks everywhere", page: "\t WAIT\t{ a = \"b\" , } \t 5 \t", want: waiting(5)},
@@ -134,7 +148,8 @@ func TestPageValues(t *testing.T) {
 		{name: "a timestamp that is none", page: engines + "WAIT 4 NaN\nRUN 1", want: running1},
 		{name: "an info without numbers", page: "vllm:cache_config_info{block_size=\"None\"} 1\nRUN 1", want: running1},
 		{name: "delayed", page: engines + "WAIT_by_reason{engine=\"0\",reason=\"capacity\"} 2\nWAIT_by_reason{engine=\"0\",reason=\"deferred\"} 1\n" +
-			"WAIT_by_reason{engine=\"1\",reason=\"deferred\"} 4\n", want: epp.Load{Signals: epp.Values{}.With(epp.Waiting, 7).With(epp.Delayed, 5)}},
+			"WAIT_by_reason{engine=\"1\",reason=\"deferred\"} 4\n", want: epp.Load{Signals: epp.Values{}.With(epp.Waiting, 7).With(epp.Delayed, 5),
+			Ranks: &epp.Ranks{{Waiting: 3}, {Rank: 1, Waiting: 4}}}},
 		{name: "LoRA", page: `LORA{max_lora="4",running_lora_adapters="a, b",waiting_lora_adapters=""} 20` + "\n" +
 			`LORA{max_lora="4",running_lora_adapters="old",waiting_lora_adapters="b"} 10`,
 			want: epp.Load{LoRA: &epp.LoRA{Max: 4, Running: []string{"a", "b"}}}},
@@ -394,5 +409,29 @@ func TestAttributes(t *testing.T) {
 	}
 	if got, ok := loadOf(t, c.compile(), strings.NewReader("other 1\n")); ok || got.Attributes != nil {
 		t.Errorf("of another page: %v", got.Attributes)
+	}
+}
+
+// Ranks whose loads have not changed cost no memory.
+func TestSameRanks(t *testing.T) {
+	prog := builtinProgram(t, "vllm")
+	read := func(page string, before *epp.Load) epp.Load {
+		var r Reader
+		l, err := r.Read(strings.NewReader(page), 1<<20, prog, before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	const page = "vllm:num_requests_waiting{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"1\"} 4\n"
+	first := read(page, &epp.Load{})
+	if again := read(page, &first); again.Ranks != first.Ranks {
+		t.Error("the ranks are other memory")
+	}
+	if changed := read(strings.Replace(page, " 4", " 5", 1), &first); changed.Ranks == first.Ranks || (*changed.Ranks)[1].Waiting != 5 || (*first.Ranks)[1].Waiting != 4 {
+		t.Errorf("changed %v, before %v", *changed.Ranks, *first.Ranks)
+	}
+	if one := read("vllm:num_requests_waiting{engine=\"0\"} 3\n", &first); one.Ranks != nil {
+		t.Errorf("one rank: %v", *one.Ranks)
 	}
 }
