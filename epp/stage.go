@@ -37,6 +37,10 @@ type StageRow struct {
 	Split bool
 	// OnNone says what happens to a request that needs the stage while it has no endpoint. The first row always refuses.
 	OnNone OnNone
+	// FallbackRatio and FallbackBurst are, in the row that splits requests, the pd.FallbackBudget of those that should be split while no
+	// endpoint of the stage is available: the share that each request adds, 0 to 1, and how many there may be at once.
+	FallbackRatio float64
+	FallbackBurst int
 	// Port is, in the first row, the port of the sidecar that sends requests on to the picked endpoint, which pd.HeaderRank names:
 	// the gateway is told this port in place of the endpoint's own. 0 = the endpoint's own.
 	Port uint16
@@ -58,7 +62,7 @@ func DecodeRow(profile string) StageRow {
 // PrefillRow returns the row of the prefill stage with at most n endpoints for each request.
 func PrefillRow(profile string, n int) StageRow {
 	return StageRow{Stage: StagePrefill, Profile: profile, Role: pd.RolePrefill, Endpoints: n, Excludes: []Stage{StageDecode},
-		Split: true, Header: pd.HeaderPrefill, Computes: true}
+		Split: true, Header: pd.HeaderPrefill, Computes: true, FallbackRatio: pd.FallbackRatio, FallbackBurst: pd.FallbackBurst}
 }
 
 // EncodeRow returns the row of the encode stage. All endpoints that the profile picks share the items of a request.

@@ -17,6 +17,10 @@ func TestStages(t *testing.T) {
 		row.Decider, row.OnNone = decider, on
 		return epp.Stages{epp.DecodeRow(decode), row}
 	}
+	budget := func(of epp.Stages, ratio float64, burst int) epp.Stages {
+		of[1].FallbackRatio, of[1].FallbackBurst = ratio, burst
+		return of
+	}
 	rank := func(profile string, port uint16) epp.Stages {
 		row := epp.DecodeRow(profile)
 		row.Port = port
@@ -47,6 +51,7 @@ func TestStages(t *testing.T) {
 		{"decider", disagg, "deciders: {prefill: always}", "decode prefill", split("decode", "prefill", 3, named, epp.NoneSkips), ""},
 		{"prefill first", disagg, "stageOrder: prefill-first", "decode prefill", split("decode", "prefill", 3, own(alwaysRemote), epp.NoneSkips), ""},
 		{"extensions", disagg, "{prefillCandidates: 5, onNoPrefill: refuse}", "decode prefill", split("decode", "prefill", 5, own(nil), epp.NoneRefuses), ""},
+		{"fallback budget", disagg, "{onNoPrefill: budget, fallbackRatio: 0.5, fallbackBurst: 3}", "decode prefill", budget(split("decode", "prefill", 3, own(nil), epp.NoneSkipsWithinBudget), 0.5, 3), ""},
 		{"own names", disagg, "{profiles: {decode: d, prefill: p}, deciders: {prefill: always}}", "d p",
 			split("d", "p", 3, named, epp.NoneSkips), ""},
 		{"flat names", disagg, "{decodeProfile: d, prefillProfile: p, prefillDeciderPluginName: always, deciderPluginName: unknown}", "d p",

@@ -108,6 +108,8 @@ func TestProblems(t *testing.T) {
 		{"concurrency-detector", "maxTokenConcurrency: -1", "maxTokenConcurrency: must be at least 1, got -1"},
 		{"concurrency-detector", "headroom: .nan", "headroom: must not be negative, got NaN"},
 		{"disagg-profile-handler", "onNoPrefill: ''", `onNoPrefill: must be local, budget or refuse, got ""`},
+		{"disagg-profile-handler", "{fallbackRatio: 1.1, fallbackBurst: -1}", "fallbackRatio: must be from 0 to 1, got 1.1|fallbackBurst: must not be negative, got -1"},
+		{"disagg-profile-handler", "fallbackRatio: .nan", "fallbackRatio: must be from 0 to 1, got NaN"},
 		{"disagg-profile-handler", "prefillCandidates: 17", "prefillCandidates: must be from 1 to 16, got 17"},
 		{"disagg-profile-handler", "{stageOrder: prefill-first, deciders: {prefill: x}}", "deciders.prefill: must be empty with stageOrder prefill-first, which prefills every request remotely"},
 		{"disagg-profile-handler", "{deciders: {encode: d}, encodeProfile: p, encodeDeciderPluginName: d}", "encodeProfile: the older form must not be mixed with profiles and deciders; write it there|" +

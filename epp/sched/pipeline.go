@@ -166,7 +166,7 @@ func (p *Pipeline) addStages() error {
 			}
 		}
 		if row.Split {
-			p.split = i
+			p.split, p.fallback = i, pd.NewFallbackBudget(row.FallbackRatio, row.FallbackBurst)
 			if reader, ok := row.Decider.Decider.(epp.CacheReader); ok {
 				p.reads = reader.Reads()
 			}
@@ -221,6 +221,8 @@ func (c *Config) checkRow(i int) error {
 	require((1 <= n || n == 0 && !row.Split) && n <= pd.MaxTargets, "%d %s candidates are wanted, which must be 1 to %d", n, row.Stage, pd.MaxTargets)
 	require(!row.Split || !slices.ContainsFunc(before, func(r epp.StageRow) bool { return r.Split }),
 		"the %s stage splits requests, and so does one before it", row.Stage)
+	require(row.FallbackRatio >= 0 && row.FallbackRatio <= 1, "the fallback ratio of the %s stage is %v, which must be from 0 to 1", row.Stage, row.FallbackRatio)
+	require(row.FallbackBurst >= 0, "the fallback burst of the %s stage is %d, which must not be negative", row.Stage, row.FallbackBurst)
 	return errors.Join(problems...)
 }
 

@@ -215,6 +215,29 @@ func TestFallbackBudget(t *testing.T) {
 	}
 }
 
+// TestFallbackBudgetOfOnesOwn counts them with other limits than the defaults.
+func TestFallbackBudgetOfOnesOwn(t *testing.T) {
+	const requests = 100
+	for _, c := range []struct {
+		ratio float64
+		burst int
+		local int
+	}{{0.5, 2, 51}, {0, 7, 7}, {1, 0, 0}, {0, 0, 0}} {
+		config := shedding(gauge{}, epp.NoneSkipsWithinBudget)
+		split := config.Stages.Row(epp.StagePrefill)
+		split.FallbackRatio, split.FallbackBurst = c.ratio, c.burst
+		s, local := scheduler(t, fleet("decode"), config), 0
+		for range requests {
+			if _, err := s.Pick(t.Context(), splitRequest(512)); err == nil {
+				local++
+			}
+		}
+		if local < c.local-1 || local > c.local+1 {
+			t.Errorf("ratio %v, burst %d: %d local, want %d", c.ratio, c.burst, local, c.local)
+		}
+	}
+}
+
 // TestFallbackBudgetIsEarned: requests that need no prefill add to the budget too, and those that are shed do not.
 func TestFallbackBudgetIsEarned(t *testing.T) {
 	full := gauge{}

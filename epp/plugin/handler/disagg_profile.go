@@ -27,10 +27,15 @@ type DisaggProfile struct {
 	// one fails. Default 3.
 	PrefillCandidates int `yaml:"prefillCandidates"`
 	// OnNoPrefill says what happens to a request that should be split while no prefill endpoint is available. local (the
-	// default) prefills it on decode. refuse answers 503. budget prefills a tenth of all requests on decode, at most 20 at
-	// once, as a sidecar does, and answers 503 to the others. While prefill endpoints exist but a detector finds all of them
-	// full, local and budget do the same, and refuse answers 429.
+	// default) prefills it on decode. refuse answers 503. budget prefills a share of all requests on decode, as a sidecar
+	// does, and answers 503 to the others. While prefill endpoints exist but a detector finds all of them full, local and
+	// budget prefill that share on decode and answer 429 to the others, and refuse answers 429 to all.
 	OnNoPrefill string `yaml:"onNoPrefill"`
+	// FallbackRatio is that share, from 0 to 1. Default 0.1.
+	FallbackRatio float64 `yaml:"fallbackRatio"`
+	// FallbackBurst is how many of these requests there may be at once before the share counts. Default 20. With 0 there is
+	// none.
+	FallbackBurst int `yaml:"fallbackBurst"`
 
 	// DecodeProfile is profiles.decode in the older, flat form. A configuration must not mix the two forms.
 	DecodeProfile string `yaml:"decodeProfile"`
@@ -86,7 +91,8 @@ const prefillCandidates = 3
 
 // NewDisaggProfile returns the parameters with their defaults.
 func NewDisaggProfile() epp.Plugin {
-	return &DisaggProfile{StageOrder: decodeFirst, PrefillCandidates: prefillCandidates, OnNoPrefill: prefillLocal}
+	return &DisaggProfile{StageOrder: decodeFirst, PrefillCandidates: prefillCandidates, OnNoPrefill: prefillLocal,
+		FallbackRatio: pd.FallbackRatio, FallbackBurst: pd.FallbackBurst}
 }
 
 // Correct implements epp.Corrector. It corrects nothing, and warns of what has no effect.
@@ -108,6 +114,12 @@ func (p *DisaggProfile) Problems(report epp.Report) {
 	}
 	if _, known := onNoPrefill[p.OnNoPrefill]; !known {
 		report("onNoPrefill", "must be %s, %s or %s, got %q", prefillLocal, prefillBudget, prefillRefuse, p.OnNoPrefill)
+	}
+	if !(p.FallbackRatio >= 0 && p.FallbackRatio <= 1) {
+		report("fallbackRatio", "must be from 0 to 1, got %v", p.FallbackRatio)
+	}
+	if p.FallbackBurst < 0 {
+		report("fallbackBurst", "must not be negative, got %d", p.FallbackBurst)
 	}
 	if p.PrefillCandidates < 1 || p.PrefillCandidates > pd.MaxTargets {
 		report("prefillCandidates", "must be from 1 to %d, got %d", pd.MaxTargets, p.PrefillCandidates)
@@ -164,6 +176,7 @@ func (p *DisaggProfile) Build(b *epp.Builder) (any, error) {
 		split:   epp.PrefillRow("", p.PrefillCandidates),
 	}
 	h.split.OnNone = onNoPrefill[p.OnNoPrefill]
+	h.split.FallbackRatio, h.split.FallbackBurst = p.FallbackRatio, p.FallbackBurst
 	var err error
 	if h.encoding, err = referDecider(b, p.encodeDecider); err != nil {
 		return nil, err
