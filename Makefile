@@ -18,6 +18,8 @@ SEED ?= 1
 CHAOSTIME ?= 2m
 CHAOSREQUESTS ?= 10000
 SOAKTIME ?= 20m
+BATCHLINES ?= 1000000
+BATCHKILLS ?= 30
 LEASEREQUESTS ?= 200
 ENGINE ?= vllm
 
@@ -113,6 +115,10 @@ overload: modules .tools/envoy ## offer four times what a stack can do, for a mi
 .PHONY: soak
 soak: modules .tools/envoy ## run a stack that looks for data races at half load, and see whether anything grows (SOAKTIME)
 	@cd e2e/rolling && $(LONG) '^TestSoak$$' -timeout=60m . -args -soak.for=$(SOAKTIME)
+
+.PHONY: batch
+batch: modules ## run batches of a million lines, and kill the batch server again and again (BATCHLINES, BATCHKILLS)
+	@cd e2e/batch && $(LONG) '^(TestKilled|TestManyLines)$$' -timeout=60m . -args -batch.lines=$(BATCHLINES) -batch.kills=$(BATCHKILLS)
 
 .PHONY: lease-vllm
 lease-vllm: modules .tools/vllm .tools/tinymodel ## abandon and hold requests on real vLLM engines, with a keeper and without (LEASEREQUESTS)

@@ -32,6 +32,7 @@ func (c command) String() string {
 // must not show what no test tries.
 var checks = map[string]func(t *testing.T, dir string, c command){
 	"make":            checkMake,
+	"bin/batch":       checkProgram,
 	"bin/epp":         checkProgram,
 	"bin/sidecar":     checkProgram,
 	"bin/nixl/keeper": checkProgram,
@@ -382,8 +383,8 @@ func TestYAML(t *testing.T) {
 	}
 }
 
-// languages are those of blocks that some test of this package looks at, or that nothing runs: plain output and queries.
-var languages = []string{"", "sh", "console", "yaml", "go", "promql", "json", "diff"}
+// languages are those of blocks that some test of this package looks at, or e2e/batch (python), or that nothing runs: plain output and queries.
+var languages = []string{"", "sh", "console", "yaml", "go", "promql", "json", "diff", "python"}
 
 // TestLanguages finds blocks that no test knows what to do with.
 func TestLanguages(t *testing.T) {

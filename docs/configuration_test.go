@@ -342,7 +342,7 @@ func TestDocumentFields(t *testing.T) {
 
 // The tables of all flags, written from what the programs print with --help.
 func TestFlagTables(t *testing.T) {
-	for _, args := range [][]string{{"epp"}, {"sidecar"}, {"tandem", "load"}, {"tandem", "replay"}} {
+	for _, args := range [][]string{{"epp"}, {"sidecar"}, {"batch"}, {"tandem", "load"}, {"tandem", "replay"}} {
 		help := run(t, "", program(t, args[0]), append(args[1:], "--help")...)
 		replaceBetween(t, "docs/flags.md", "flags of "+strings.Join(args, " "), flagTable(t, help))
 	}

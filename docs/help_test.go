@@ -14,7 +14,7 @@ import (
 // commandLines returns the programs and commands that have help pages of their own.
 func commandLines(t *testing.T) []string {
 	t.Helper()
-	lines := []string{"epp", "sidecar", "keeper", "sim"}
+	lines := []string{"batch", "epp", "sidecar", "keeper", "sim"}
 	page, err := invoke(t, "tandem", "--help")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, page)
@@ -52,9 +52,9 @@ var (
 // othersFlags are flags of other programs that help texts name, after a word that says whose they are.
 var othersFlags = regexp.MustCompile(`\((its|their) --[a-z-]+\)|the EPP's --[a-z-]+|with --secure-serving(=false)?|vLLM: --[a-z-]+|tandem envoy-config --[a-z-]+|sidecar starts it \(--keeper\)`)
 
-// companions are the flags without which a command, or one flag of a command, refuses all others.
+// companions are the flags without which a command, or one flag of a command, refuses all others, separated by spaces.
 var companions = map[string]string{
-	"tandem drain": "--sidecar=127.0.0.1:1", "tandem doctor": "--epp-admin=127.0.0.1:1",
+	"batch": "--data=data --upstream=http://127.0.0.1:1", "tandem drain": "--sidecar=127.0.0.1:1", "tandem doctor": "--epp-admin=127.0.0.1:1",
 	"epp --endpoint-selector": "--endpoint-target-ports=7", "epp --share-cert-path": "--share-ca=7", "tandem up --prefill-engine": "--decode-engine=127.0.0.1:2",
 	"sidecar --enable-ssrf-protection":       "--inference-pool=llama",
 	"tandem envoy-config --pool-server-name": "--pool-tls", "tandem envoy-config --canary-percent": "--canary=127.0.0.1:1",
@@ -116,9 +116,11 @@ func notTaken(t *testing.T, line, name, arg string) string {
 		given += "=" + sampleOf(t, arg)
 	}
 	args := []string{given, "--check"}
-	for of, companion := range companions {
-		if (of == line || of == line+" --"+name) && !strings.HasPrefix(companion, "--"+name+"=") {
-			args = append(args, companion)
+	for of, flags := range companions {
+		for _, companion := range strings.Fields(flags) {
+			if (of == line || of == line+" --"+name) && !strings.HasPrefix(companion, "--"+name+"=") {
+				args = append(args, companion)
+			}
 		}
 	}
 	out, _ := invoke(t, line, args...)

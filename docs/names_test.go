@@ -20,7 +20,7 @@ import (
 )
 
 // shipped are the folders whose code runs in production, or in a user's hands.
-var shipped = []string{"pd", "epp", "sidecar", "transfer", "cmd"}
+var shipped = []string{"batch", "pd", "epp", "sidecar", "transfer", "cmd"}
 
 // sources are the Go files of the shipped folders, without tests.
 var sources = sync.OnceValues(func() (files []*ast.File, err error) {
@@ -358,7 +358,7 @@ func TestFlags(t *testing.T) {
 		known[flag] = true
 	}
 	flag := regexp.MustCompile(`--[a-z][a-z0-9-]*[a-z0-9]`)
-	for _, args := range [][]string{{"epp"}, {"sidecar"}, {"keeper"}, {"sim"}, {"tandem", "up"}, {"tandem", "demo"}, {"tandem", "check"},
+	for _, args := range [][]string{{"batch"}, {"epp"}, {"sidecar"}, {"keeper"}, {"sim"}, {"tandem", "up"}, {"tandem", "demo"}, {"tandem", "check"},
 		{"tandem", "explain"}, {"tandem", "doctor"}, {"tandem", "drain"}, {"tandem", "envoy-config"}, {"tandem", "gateway"}, {"tandem", "bench"}, {"tandem", "load"}, {"tandem", "replay"}, {"tandem", "shadow"}, {"tandem", "why"}} {
 		for _, found := range flag.FindAllString(run(t, "", program(t, args[0]), append(args[1:], "--help")...), -1) {
 			known[found] = true

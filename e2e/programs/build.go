@@ -10,7 +10,7 @@ import (
 )
 
 // All lists the programs of the repository.
-func All() []string { return []string{"epp", "keeper", "sidecar", "sim", "tandem"} }
+func All() []string { return []string{"batch", "epp", "keeper", "sidecar", "sim", "tandem"} }
 
 // Build builds the named programs and returns a new directory that holds only them. The caller removes it. The executables
 // are links made by this call, so a test can distinguish its processes from those of other packages by their path.

@@ -1,0 +1,146 @@
+package blob
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/tandem-serving/tandem/batch"
+)
+
+// unfinished is the ending of files that are not blobs yet.
+const unfinished = ".tmp"
+
+// Dir is a directory of blobs.
+type Dir struct{ root string }
+
+// Open opens a directory, makes it if there is none, and removes what a process that was killed has not finished.
+func Open(root string) (*Dir, error) {
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return nil, fmt.Errorf("making the directory of files: %w", err)
+	}
+	d := &Dir{root}
+	leftovers, err := filepath.Glob(filepath.Join(root, "*"+unfinished))
+	if err != nil {
+		return nil, fmt.Errorf("listing %s: %w", root, err)
+	}
+	for _, file := range leftovers {
+		if err := os.Remove(file); err != nil {
+			return nil, fmt.Errorf("removing an unfinished file: %w", err)
+		}
+	}
+	return d, nil
+}
+
+// Writer writes one blob. End it with Commit or Abort.
+type Writer struct {
+	dir   *Dir
+	key   string
+	file  *os.File
+	bytes int64
+}
+
+// Create begins a blob. The context is not used: a directory does not wait.
+func (d *Dir) Create(context.Context) (batch.BlobWriter, error) {
+	key := batch.NewID("")
+	file, err := os.OpenFile(d.path(key)+unfinished, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("creating a file: %w", err)
+	}
+	return &Writer{dir: d, key: key, file: file}, nil
+}
+
+// Write implements io.Writer.
+func (w *Writer) Write(p []byte) (int, error) {
+	n, err := w.file.Write(p)
+	w.bytes += int64(n)
+	return n, err
+}
+
+// Commit makes the blob durable.
+func (w *Writer) Commit() (batch.Part, error) {
+	err := w.file.Sync()
+	if err = errors.Join(err, w.file.Close()); err == nil {
+		err = os.Rename(w.file.Name(), w.dir.path(w.key))
+	}
+	if err == nil {
+		err = w.dir.sync()
+	}
+	if err != nil {
+		_ = os.Remove(w.file.Name()) // Open removes it otherwise
+		return batch.Part{}, fmt.Errorf("storing a file: %w", err)
+	}
+	return batch.Part{Blob: w.key, Bytes: w.bytes}, nil
+}
+
+// Abort drops what was written. After Commit it does nothing.
+func (w *Writer) Abort() {
+	if w.file.Close() == nil {
+		_ = os.Remove(w.file.Name()) // Open removes it otherwise
+	}
+}
+
+// sync makes renames durable.
+func (d *Dir) sync() error {
+	dir, err := os.Open(d.root)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// Open returns a reader of a blob from an offset on. batch.ErrNotFound is returned for a key without a blob.
+func (d *Dir) Open(_ context.Context, key string, offset int64) (io.ReadCloser, error) {
+	file, err := os.Open(d.path(key))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("opening blob %s: %w", key, batch.ErrNotFound)
+	}
+	if err == nil && offset > 0 {
+		_, err = file.Seek(offset, io.SeekStart)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("opening blob %s: %w", key, err)
+	}
+	return file, nil
+}
+
+// Delete deletes a blob. It is no error if there is none.
+func (d *Dir) Delete(_ context.Context, key string) error {
+	if err := os.Remove(d.path(key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("deleting blob %s: %w", key, err)
+	}
+	return nil
+}
+
+// Keys calls each with the key of every blob, until it returns an error.
+func (d *Dir) Keys(each func(key string) error) error {
+	dir, err := os.Open(d.root)
+	if err != nil {
+		return fmt.Errorf("listing blobs: %w", err)
+	}
+	defer dir.Close()
+	for {
+		names, err := dir.Readdirnames(1000)
+		for _, name := range names {
+			if strings.HasSuffix(name, unfinished) {
+				continue
+			}
+			if err := each(name); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("listing blobs: %w", err)
+		}
+	}
+}
+
+func (d *Dir) path(key string) string { return filepath.Join(d.root, filepath.Base(key)) }

@@ -1,0 +1,431 @@
+package worker
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/batch"
+	"github.com/tandem-serving/tandem/batch/store"
+)
+
+const (
+	// saveEvery is how much of what engines have computed a killed worker loses at most, and how long a cancellation takes to be seen.
+	saveEvery = time.Second
+	// saveBytes of results are saved without waiting for saveEvery, so that they do not fill the memory.
+	saveBytes = 1 << 20
+	// leaseTime in milliseconds: a worker that has saved nothing for so long has ended, or is of no use.
+	leaseTime = 30_000
+	// mostFailures is how many tries of a line may fail for which the line itself is the likely reason: its connection broke, it took
+	// too long, or the upstream has served others meanwhile.
+	mostFailures = 5
+	// mostFailuresAlone is how many may fail in all. The upstream may be down as a whole, behind a proxy that answers 502 or 503: with
+	// pauses of up to mostPause, about three minutes.
+	mostFailuresAlone = 10
+	mostPause         = 2 * time.Minute
+)
+
+// job is a line to send.
+type job struct {
+	batch.Line
+	number int64 // in the file, from 0
+}
+
+// chunkRun is a leased chunk while it runs.
+type chunkRun struct {
+	w     *Worker
+	chunk store.Chunk
+	batch batch.Batch
+
+	jobs []job         // that had no stored result when the chunk was loaded
+	full chan struct{} // there is much to save; holds one
+
+	mu    sync.Mutex
+	done  map[int64]bool // lines of jobs that have a result
+	rows  bool           // results are stored as rows
+	fresh []store.Result // not stored yet
+	bytes int            // of fresh
+	ran   batch.Counts   // of fresh, without the lines that did not run
+}
+
+// load reads the lines of the chunk that have no result yet, in the order of their prompts.
+func (r *chunkRun) load(ctx context.Context) error {
+	parts, err := r.w.store.Parts(ctx, r.batch.InputFile)
+	if err == nil && len(parts) != 1 {
+		err = fmt.Errorf("the input file %s has %d parts", r.batch.InputFile, len(parts))
+	}
+	if err != nil {
+		return err
+	}
+	from, err := r.w.blobs.Open(ctx, parts[0].Blob, r.chunk.Start)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	text := make([]byte, r.chunk.Bytes)
+	if _, err := io.ReadFull(from, text); err != nil {
+		return fmt.Errorf("reading a chunk of %s: %w", r.batch.InputFile, err)
+	}
+	var saved map[int64]bool
+	if r.chunk.Epoch > 1 {
+		if saved, err = r.w.store.SavedLines(ctx, r.chunk); err != nil {
+			return err
+		}
+		r.rows = len(saved) > 0
+	}
+	if r.chunk.Start == 0 {
+		text = bytes.TrimPrefix(text, byteOrderMark)
+	}
+	var parser batch.Parser
+	number := r.chunk.First
+	for text := range bytes.SplitSeq(text, []byte("\n")) {
+		if text = bytes.TrimSpace(text); len(text) == 0 {
+			continue
+		}
+		line, problem := parser.Parse(text)
+		if problem != nil {
+			return fmt.Errorf("line %d of %s has changed since its validation: %s", number, r.batch.InputFile, problem.Code)
+		}
+		if !saved[number] {
+			r.jobs = append(r.jobs, job{line, number})
+		}
+		number++
+	}
+	slices.SortStableFunc(r.jobs, func(a, b job) int { return bytes.Compare(a.Prompt, b.Prompt) })
+	return nil
+}
+
+// requestID names a line to the upstream, on every try.
+func (r *chunkRun) requestID(number int64) string {
+	return "batch_req_" + strings.TrimPrefix(r.batch.ID, "batch_") + "_" + strconv.FormatInt(number, 10)
+}
+
+// run has the lines computed, and finishes the chunk. stop has it send no further lines, cut has it wait for none. sent is called when all
+// lines are sent, or none will be.
+func (r *chunkRun) run(stop, cut context.Context, sent func()) error {
+	defer sent()
+	closing := r.batch.Status.Closes()
+	if closing == "" {
+		var err error
+		if closing, err = r.compute(stop, cut, sent); err != nil {
+			return err
+		}
+	}
+	switch left := r.left(); {
+	case closing != "":
+		for _, j := range left {
+			r.add(j, batch.Result{CustomID: j.CustomID, RequestID: r.requestID(j.number), Code: closing}, false)
+		}
+	case len(left) > 0:
+		return r.release()
+	}
+	return r.finish(cut)
+}
+
+// compute sends the lines, and stores their results now and then. It returns the code of the lines without a result if the batch runs no more of
+// them.
+func (r *chunkRun) compute(stop, cut context.Context, sent func()) (closing string, err error) {
+	call, end := context.WithCancel(cut)
+	defer end()
+	start, endStart := context.WithCancel(stop)
+	defer endStart()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.dispatch(start, call, sent)
+	}()
+	defer func() { <-done }()
+	closeFor := func(code string) { closing = code; endStart(); end() }
+	ticker := time.NewTicker(saveEvery)
+	defer ticker.Stop()
+	expiry := time.NewTimer(time.Duration(r.batch.Times.Expires-r.w.now()) * time.Millisecond)
+	defer expiry.Stop()
+	for {
+		select {
+		case <-done:
+			return closing, nil
+		case <-expiry.C:
+			if err := r.w.store.Expire(cut, r.batch.ID, r.w.now()); err != nil {
+				r.w.log.Warn("a batch that has expired goes on", "error", err)
+				expiry.Reset(saveEvery)
+				continue
+			}
+			closeFor(batch.CodeExpired)
+		case <-ticker.C:
+		case <-r.full:
+		}
+		status, err := r.save(cut)
+		switch {
+		case errors.Is(err, store.ErrLost):
+			endStart()
+			end()
+			return "", err
+		case err != nil:
+			r.w.log.Warn("results are kept in memory, and no lines are sent, until they can be saved", "error", err)
+			r.w.pace.Pause(2 * saveEvery)
+		case closing == "" && status.Closes() != "":
+			closeFor(status.Closes())
+		}
+	}
+}
+
+// dispatch sends all lines at the worker's pace, and waits for their results.
+func (r *chunkRun) dispatch(start, call context.Context, sent func()) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer sent()
+	for _, j := range r.jobs {
+		if r.w.pace.Acquire(start) != nil {
+			return
+		}
+		running.Go(func() { r.runLine(start, call, j) })
+	}
+}
+
+// runLine sends a line, for which the caller has acquired a slot, until it has a result.
+func (r *chunkRun) runLine(start, call context.Context, j job) {
+	req := request{id: r.requestID(j.number), endpoint: j.Endpoint, tenant: r.batch.Tenant, body: j.Body}
+	failures, alone, served := 0, 0, r.w.served.Load()
+	for try := 0; ; try++ {
+		a := r.w.sender.send(call, req)
+		r.w.account(a)
+		switch a.verdict {
+		case aborted:
+			return
+		case failed:
+			if now := r.w.served.Load(); now != served || a.status == 0 {
+				failures, served = failures+1, now
+			}
+			if alone++; failures >= mostFailures || alone >= mostFailuresAlone {
+				a.verdict = final
+			}
+		}
+		if a.verdict == final {
+			r.add(j, batch.Result{CustomID: j.CustomID, RequestID: req.id, Status: a.status, Body: a.body, Code: a.code}, true)
+			return
+		}
+		if !sleep(start, r.w.pause(try, a.retryAfter)) || r.w.pace.Acquire(start) != nil {
+			return
+		}
+	}
+}
+
+// pause returns how long a line waits for its next try: what the upstream has asked for, or twice as long each time, spread so that lines that
+// failed together do not come together again.
+func (w *Worker) pause(try int, retryAfter time.Duration) time.Duration {
+	if retryAfter > 0 {
+		return min(retryAfter, longestPause)
+	}
+	d := min(w.firstPause<<min(try, 10), mostPause)
+	return d/2 + rand.N(d/2)
+}
+
+// sleep waits, and reports whether ctx has not ended meanwhile.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// add adds the result of a line; ran says that the line ran.
+func (r *chunkRun) add(j job, result batch.Result, ran bool) {
+	text := result.Append(make([]byte, 0, len(result.Body)+len(result.CustomID)+256))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fresh = append(r.fresh, store.Result{Line: j.number, OK: result.OK(), Text: text})
+	r.bytes += len(text)
+	switch {
+	case ran && result.OK():
+		r.ran.Completed++
+		r.w.metrics.lines.WithLabelValues("completed").Inc()
+	case ran:
+		r.ran.Failed++
+		r.w.metrics.lines.WithLabelValues("failed").Inc()
+	default:
+		r.w.metrics.lines.WithLabelValues("not-run").Inc()
+	}
+	r.done[j.number] = true
+	if r.bytes >= saveBytes {
+		select {
+		case r.full <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// left returns the lines without a result.
+func (r *chunkRun) left() []job {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(r.jobs), func(j job) bool { return r.done[j.number] })
+}
+
+// save stores the results since the last time, and renews the lease.
+func (r *chunkRun) save(ctx context.Context) (batch.Status, error) {
+	r.mu.Lock()
+	fresh, ran := r.fresh, r.ran
+	r.mu.Unlock()
+	status, err := r.w.store.Save(ctx, r.chunk, fresh, ran, r.w.now()+leaseTime)
+	if err != nil {
+		return "", err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rows = r.rows || len(fresh) > 0
+	r.fresh = slices.Clone(r.fresh[len(fresh):])
+	r.ran.Completed -= ran.Completed
+	r.ran.Failed -= ran.Failed
+	r.bytes = 0
+	for _, result := range r.fresh {
+		r.bytes += len(result.Text)
+	}
+	return status, nil
+}
+
+// release stores what there is, and leaves the chunk to another worker.
+func (r *chunkRun) release() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // that of the worker has ended
+	defer cancel()
+	if _, err := r.save(ctx); err != nil {
+		return err
+	}
+	return r.w.store.Release(ctx, r.chunk)
+}
+
+// finish writes the segments of the chunk, all of whose lines have a result. If the disk is full, or the database away, it tries again.
+func (r *chunkRun) finish(cut context.Context) error {
+	for {
+		err := r.tryFinish(cut)
+		if err == nil || errors.Is(err, store.ErrLost) {
+			return err
+		}
+		r.w.log.Warn("a chunk cannot be stored now", "batch", r.batch.ID, "error", err)
+		r.w.pace.Pause(2 * saveEvery)
+		if !sleep(cut, 2*saveEvery) {
+			return r.release()
+		}
+	}
+}
+
+func (r *chunkRun) tryFinish(ctx context.Context) error {
+	r.mu.Lock()
+	rows := r.rows
+	r.mu.Unlock()
+	if rows {
+		if _, err := r.save(ctx); err != nil {
+			return err
+		}
+	}
+	segments := segmentWriters{blobs: r.w.blobs}
+	defer segments.abort()
+	err := r.each(ctx, rows, func(result store.Result) error { return segments.write(ctx, result) })
+	if err != nil {
+		return err
+	}
+	chunk := r.chunk
+	if chunk.Output, chunk.ErrorOutput, err = segments.commit(); err == nil {
+		err = r.w.store.Finish(ctx, chunk, r.ran)
+	}
+	if err != nil {
+		for _, part := range []batch.Part{chunk.Output, chunk.ErrorOutput} {
+			r.w.discard(context.WithoutCancel(ctx), part)
+		}
+	}
+	return err
+}
+
+// discard deletes a segment that was not stored. An error of a commit does not tell whether it took place, so the database is asked.
+func (w *Worker) discard(ctx context.Context, segment batch.Part) {
+	if segment.Blob == "" {
+		return
+	}
+	if used, err := w.store.HasBlob(ctx, segment.Blob); err == nil && !used {
+		_ = w.blobs.Delete(ctx, segment.Blob) // the next start deletes it otherwise
+	}
+}
+
+// each calls f with all results of the chunk, in the order of the input file.
+func (r *chunkRun) each(ctx context.Context, rows bool, f func(store.Result) error) error {
+	if rows {
+		return r.w.store.EachSaved(ctx, r.chunk, f)
+	}
+	slices.SortFunc(r.fresh, func(a, b store.Result) int { return cmp.Compare(a.Line, b.Line) })
+	for _, result := range r.fresh {
+		if err := f(result); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// segmentWriters write the output and the error segment of a chunk.
+type segmentWriters struct {
+	blobs   batch.Blobs
+	writers [2]batch.BlobWriter // nil: nothing was written
+	buffers [2][]byte
+}
+
+// segmentBuffer is how many bytes are written at a time.
+const segmentBuffer = 64 << 10
+
+func (s *segmentWriters) write(ctx context.Context, r store.Result) error {
+	i := 1
+	if r.OK {
+		i = 0
+	}
+	if s.writers[i] == nil {
+		w, err := s.blobs.Create(ctx)
+		if err != nil {
+			return err
+		}
+		s.writers[i] = w
+	}
+	if s.buffers[i] = append(s.buffers[i], r.Text...); len(s.buffers[i]) < segmentBuffer {
+		return nil
+	}
+	return s.flush(i)
+}
+
+func (s *segmentWriters) flush(i int) error {
+	_, err := s.writers[i].Write(s.buffers[i])
+	s.buffers[i] = s.buffers[i][:0]
+	return err
+}
+
+// commit makes both segments durable, and returns them; a segment without lines is empty.
+func (s *segmentWriters) commit() (output, errorOutput batch.Part, err error) {
+	for i, part := range []*batch.Part{&output, &errorOutput} {
+		if s.writers[i] == nil {
+			continue
+		}
+		if err := s.flush(i); err != nil {
+			return output, errorOutput, err
+		}
+		if *part, err = s.writers[i].Commit(); err != nil {
+			return output, errorOutput, err
+		}
+	}
+	return output, errorOutput, nil
+}
+
+func (s *segmentWriters) abort() {
+	for _, w := range s.writers {
+		if w != nil {
+			w.Abort()
+		}
+	}
+}

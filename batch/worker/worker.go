@@ -1,0 +1,313 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tandem-serving/tandem/batch"
+	"github.com/tandem-serving/tandem/batch/store"
+)
+
+// Config is what a Worker needs to know.
+type Config struct {
+	Upstream Upstream
+	MaxLines int64         // of an input file
+	Drain    time.Duration // in which requests in flight may end when the worker stops
+}
+
+// Telemetry is where a Worker reports. No field may be nil.
+type Telemetry struct {
+	Log        *slog.Logger
+	Metrics    prometheus.Registerer
+	Tracer     trace.Tracer
+	Propagator propagation.TextMapPropagator
+}
+
+const (
+	// poll is how often a worker looks for work of which it was not told.
+	poll = time.Second
+	// feeding is how many chunks send lines at a time: while one reads its lines, the other keeps the upstream busy.
+	feeding = 2
+	// activeBytes and activeChunks bound the chunks that have not ended, of which the last lines may take long.
+	activeBytes  = 32 << 20
+	activeChunks = 64
+	firstPause   = 500 * time.Millisecond
+)
+
+// Worker works on the open batches of a store. Make it with New, and Run it once.
+type Worker struct {
+	cfg     Config
+	store   *store.Store
+	blobs   batch.Blobs
+	log     *slog.Logger
+	metrics *metrics
+	pace    *Pacer
+	sender  *sender
+	served  atomic.Int64  // requests that the upstream has answered for good
+	wake    chan struct{} // there may be work; holds one
+	feeds   chan struct{} // holds one for each chunk that sends lines
+
+	validations chan store.Open // to the goroutine that validates
+	firstPause  time.Duration   // of a line that has failed; a field so that tests can shorten it
+
+	mu     sync.Mutex
+	chunks int   // that have not ended
+	bytes  int64 // of their lines
+}
+
+// New makes a Worker.
+func New(cfg Config, s *store.Store, blobs batch.Blobs, t Telemetry) *Worker {
+	w := &Worker{cfg: cfg, store: s, blobs: blobs, log: t.Log, pace: NewPacer(cfg.Upstream.InFlight), sender: newSender(cfg.Upstream, t),
+		wake: make(chan struct{}, 1), feeds: make(chan struct{}, feeding), validations: make(chan store.Open), firstPause: firstPause}
+	w.metrics = newMetrics(t.Metrics, w.pace, s)
+	return w
+}
+
+func (w *Worker) now() int64 { return time.Now().UnixMilli() }
+
+// Wake has the worker look for work now.
+func (w *Worker) Wake() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run works until ctx ends. Then it sends no further requests, gives those in flight the drain time, stores their results, and releases its leases.
+func (w *Worker) Run(ctx context.Context) {
+	cut, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	var running sync.WaitGroup
+	defer w.sender.close()
+	defer running.Wait()
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(w.cfg.Drain, end) })
+	defer stop()
+	running.Go(func() { w.validateAll(ctx) })
+	running.Go(func() { w.tidy(ctx) })
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+			return
+		case w.feeds <- struct{}{}:
+		}
+		run := w.next(ctx)
+		if run == nil {
+			<-w.feeds
+			w.idle(ctx)
+			continue
+		}
+		running.Go(func() {
+			defer w.end(run)
+			var once sync.Once
+			sent := func() { once.Do(func() { <-w.feeds }) }
+			err := run.load(cut)
+			if err == nil {
+				err = run.run(ctx, cut, sent)
+			}
+			sent()
+			if err != nil {
+				w.log.Warn("a chunk has not ended", "batch", run.batch.ID, "chunk", run.chunk.Number, "error", err)
+				w.pace.Pause(saveEvery)
+			}
+		})
+	}
+}
+
+// idle waits for work.
+func (w *Worker) idle(ctx context.Context) {
+	timer := time.NewTimer(poll)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-w.wake:
+	case <-timer.C:
+	}
+}
+
+// validateAll validates one batch at a time, until ctx ends.
+func (w *Worker) validateAll(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case o := <-w.validations:
+			w.report(ctx, w.validate(ctx, o))
+			w.Wake()
+		}
+	}
+}
+
+// tidyEvery is how often expired files are deleted.
+const tidyEvery = time.Minute
+
+// tidy deletes expired files now and then, until ctx ends.
+func (w *Worker) tidy(ctx context.Context) {
+	ticker := time.NewTicker(tidyEvery)
+	defer ticker.Stop()
+	for {
+		w.report(ctx, w.deleteExpired(ctx))
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// deleteExpired deletes files whose time has passed. Input files of open batches wait for these to end.
+func (w *Worker) deleteExpired(ctx context.Context) error {
+	files, err := w.store.ExpiredFiles(ctx, w.now(), 1000)
+	for _, f := range files {
+		parts, deleteErr := w.store.DeleteFile(ctx, f.Tenant, f.ID)
+		if errors.Is(deleteErr, batch.ErrInUse) {
+			continue
+		}
+		err = errors.Join(err, deleteErr)
+		for _, part := range parts {
+			err = errors.Join(err, w.blobs.Delete(ctx, part.Blob))
+		}
+	}
+	return err
+}
+
+// next looks after all open batches, and leases a chunk. nil: there is none, or enough are active.
+func (w *Worker) next(ctx context.Context) *chunkRun {
+	open, err := w.store.OpenBatches(ctx, w.now())
+	if err != nil {
+		w.report(ctx, err)
+		return nil
+	}
+	for i := range open {
+		w.report(ctx, w.advance(ctx, &open[i]))
+	}
+	w.mu.Lock()
+	busy := w.chunks >= activeChunks || w.bytes >= activeBytes
+	w.mu.Unlock()
+	if busy {
+		return nil
+	}
+	chosen := choose(open, w.now())
+	if chosen == nil {
+		return nil
+	}
+	now := w.now()
+	chunk, err := w.store.Lease(ctx, chosen.ID, now, now+leaseTime)
+	if err != nil {
+		w.report(ctx, err)
+		return nil
+	}
+	w.mu.Lock()
+	w.chunks++
+	w.bytes += chunk.Bytes
+	w.mu.Unlock()
+	return &chunkRun{w: w, chunk: chunk, batch: chosen.Batch, full: make(chan struct{}, 1), done: map[int64]bool{}}
+}
+
+// end ends a chunk: there is space for others, and its batch may have ended.
+func (w *Worker) end(run *chunkRun) {
+	w.mu.Lock()
+	w.chunks--
+	w.bytes -= run.chunk.Bytes
+	w.mu.Unlock()
+	w.Wake()
+}
+
+// report logs an error that is not the end of the process, or of a race with another worker.
+func (w *Worker) report(ctx context.Context, err error) {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrLost) && !errors.Is(err, batch.ErrNotFound) {
+		w.log.Warn("working on batches", "error", err)
+	}
+}
+
+// advance has a batch validated, expire or end, if it is time.
+func (w *Worker) advance(ctx context.Context, o *store.Open) error {
+	now := w.now()
+	if o.Times.Expires <= now && (o.Status == batch.Validating || o.Status == batch.InProgress) {
+		if err := w.store.Expire(ctx, o.ID, now); err != nil {
+			return err
+		}
+		if o.Status == batch.Validating {
+			o.Waiting = 0
+			return nil
+		}
+		o.Status = batch.Finalizing
+	}
+	switch {
+	case o.Status == batch.Validating && o.Lease <= now:
+		select {
+		case w.validations <- *o:
+		default: // another batch is being validated
+		}
+	case o.Status != batch.Validating && o.Chunks == 0:
+		ended, err := w.store.End(ctx, o.ID, now)
+		if err != nil {
+			return err
+		}
+		w.log.Info("a batch has ended", "batch", o.ID, "status", ended.Status, "lines", ended.Counts.Total, "completed", ended.Counts.Completed, "failed", ended.Counts.Failed)
+		w.metrics.seconds.WithLabelValues(string(ended.Status)).Observe(float64(now-o.Times.Created) / 1000)
+	}
+	return nil
+}
+
+// choose returns the batch whose chunk is next: one that only closes lines, one that is behind its window, else the one with the fewest
+// chunks that run, so that each batch gets its turn.
+func choose(open []store.Open, now int64) *store.Open {
+	open = slices.DeleteFunc(slices.Clone(open), func(o store.Open) bool { return o.Waiting == 0 || o.Status == batch.Validating })
+	if len(open) == 0 {
+		return nil
+	}
+	first := slices.MinFunc(open, func(a, b store.Open) int {
+		return cmp.Or(cmp.Compare(rank(a, now), rank(b, now)), compareUrgent(a, b, now), cmp.Compare(a.Leased, b.Leased), cmp.Compare(a.Times.Created, b.Times.Created))
+	})
+	return &first
+}
+
+func rank(o store.Open, now int64) int {
+	switch {
+	case o.Status.Closes() != "":
+		return 0
+	case behind(o, now):
+		return 1
+	}
+	return 2
+}
+
+// compareUrgent orders batches that are behind by the end of their windows.
+func compareUrgent(a, b store.Open, now int64) int {
+	if !behind(a, now) || !behind(b, now) {
+		return 0
+	}
+	return cmp.Compare(a.Times.Expires, b.Times.Expires)
+}
+
+// behind reports whether a batch whose window is half over would not end in time at the pace that it had so far.
+func behind(o store.Open, now int64) bool {
+	window, passed := o.Times.Expires-o.Times.InProgress, now-o.Times.InProgress
+	done := o.Counts.Completed + o.Counts.Failed
+	return 2*passed > window && float64(done)*float64(window) < float64(o.Counts.Total)*float64(passed)
+}
+
+// account has pace and metrics learn from an attempt.
+func (w *Worker) account(a answer) {
+	switch a.verdict {
+	case final:
+		w.served.Add(1)
+		w.pace.Answered(a.took, a.queued)
+		w.metrics.took.Observe(a.took.Seconds())
+	case full:
+		w.pace.Full(a.retryAfter)
+	default:
+		w.pace.Failed()
+	}
+	w.metrics.attempts.WithLabelValues(a.verdict.String()).Inc()
+}

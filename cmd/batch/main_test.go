@@ -1,0 +1,110 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/batch/worker"
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/internal/boottest"
+)
+
+func TestMain(m *testing.M) {
+	boottest.Main(m, map[string]func(){"batch": func() { boot.Main(run) }})
+}
+
+func TestScripts(t *testing.T) { boottest.Scripts(t) }
+
+// TestUpstreamFlags: every flag about the upstream reaches the worker, and the key is read from its file.
+func TestUpstreamFlags(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg := defaults()
+	_, err := program.Load(boot.IO{Name: "batch"}, &cfg, []string{"--data=d", "--upstream=https://gateway:8443/v1", "--upstream-key-file=" + key,
+		"--objective=night", "--max-inflight=7", "--request-timeout=8s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := cfg.Upstream.worker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.URL.String() != "https://gateway:8443/v1" {
+		t.Errorf("URL %s", got.URL)
+	}
+	got.URL = nil
+	if want := (worker.Upstream{Key: "secret", Objective: "night", InFlight: 7, Timeout: 8 * time.Second}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// TestOpenDataSweeps: a start deletes contents of files that the database does not name.
+func TestOpenDataSweeps(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	var said strings.Builder
+	log := (&boot.Log{}).New(boot.IO{Name: "batch", Stderr: &said})
+	d, err := openData(t.Context(), dir, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := d.blobs.Create(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(w, "x"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	d.close()
+	if d, err = openData(t.Context(), dir, log); err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	err = d.blobs.Keys(func(key string) error { t.Errorf("blob %s is left", key); return nil })
+	if err != nil {
+		t.Error(err)
+	}
+	for _, file := range []string{"batch.db", "batch.db-wal", "batch.db-shm", "lock"} {
+		info, err := os.Stat(filepath.Join(dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has the mode %v", file, info.Mode())
+		}
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the directory: %v, %v", info.Mode(), err)
+	}
+}
+
+// TestReady: the probe fails once the database is closed.
+func TestReady(t *testing.T) {
+	d, err := openData(t.Context(), filepath.Join(t.TempDir(), "data"), (&boot.Log{}).New(boot.IO{Name: "batch", Stderr: io.Discard}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	probe := boot.Operations(boot.NewRegistry(), func() error { return d.ready(t.Context()) })
+	status := func() int {
+		w := httptest.NewRecorder()
+		probe.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		return w.Code
+	}
+	if got := status(); got != http.StatusOK {
+		t.Errorf("status %d", got)
+	}
+	d.close()
+	if got := status(); got != http.StatusServiceUnavailable {
+		t.Errorf("status %d after the end", got)
+	}
+}
