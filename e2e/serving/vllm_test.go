@@ -108,6 +108,7 @@ var simulatedOnly = map[string]string{
 	`Rolling\w*|Matrix\w*|Soak`:             "it makes engines fail, or restarts them more often than real ones can be waited for",
 	`StoppedEngine`:                         "it ends an engine, which takes a real one a minute to come back from",
 	`HungEngine`:                            "it stops one of two engines of a role; the pair stops its own",
+	`Killed|ManyLines`:                      "it is about the batch server, whose requests any engine answers",
 	`Bad\w+|HeldBodies|HeadersWithoutEnd`:   "it is about clients that never get as far as an engine",
 	`Security\w+|ThreatsPage`:               "the hostile peers that it is about are its own; TestForeignHandoff and the pair have what engines die of",
 	`KeeperAtLength`:                        "it starts engines of its own, with a short lease (make lease-vllm)",
