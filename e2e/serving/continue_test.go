@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -64,7 +67,7 @@ func testContinuation(t *testing.T) {
 					continue // before the first token nothing has gone to the client
 				}
 				got := read(t, streamOf(t, "http://"+s.Addr("http"), c.call.API, body, pd.HeaderPrefill, p.Prefill.Addr, pd.HeaderDestination, cut.addr+","+other))
-				if got != want {
+				if !got.equals(want) {
 					t.Errorf("broken off after %d of %d events:\n%+v\nwant\n%+v", at, total, got, want)
 				}
 			}
@@ -120,7 +123,7 @@ func testEvacuatedStreams(t *testing.T, p *harness.Pair, other string) {
 			t.Error(err)
 			continue
 		}
-		if got := read(t, string(got)); got != want[i] {
+		if got := read(t, string(got)); !got.equals(want[i]) {
 			t.Errorf("%+v\nwant\n%+v", got, want[i])
 		}
 		if moved := resp.Trailer.Get(pd.HeaderContinued); moved != "1" {
@@ -149,7 +152,7 @@ func testKilledStream(t *testing.T, p *harness.Pair, other string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := read(t, string(head)+string(rest)); got != want {
+	if got := read(t, string(head)+string(rest)); !got.equals(want) {
 		t.Errorf("%+v\nwant\n%+v", got, want)
 	}
 	if moved := resp.Trailer.Get(pd.HeaderContinued); moved != "1" {
@@ -205,8 +208,24 @@ type said struct {
 	text, finish             string
 	answers                  int // ids, times and objects, of which one stream has one each
 	prompt, completion, done int
-	lastOffset               int    // of log probabilities
-	scores                   string // the log probabilities of chat
+	lastOffset               int     // of log probabilities
+	scores                   []score // the log probabilities of chat
+}
+
+// score is the log probability of one token.
+type score struct {
+	Token   string
+	Logprob float64
+	Bytes   []int
+}
+
+// equals says whether a client cannot tell two streams apart. Engines compute a token with others or alone, and round differently then.
+func (s said) equals(other said) bool {
+	same := slices.EqualFunc(s.scores, other.scores, func(a, b score) bool {
+		return a.Token == b.Token && slices.Equal(a.Bytes, b.Bytes) && math.Abs(a.Logprob-b.Logprob) < 1e-3
+	})
+	s.scores, other.scores = nil, nil
+	return same && reflect.DeepEqual(s, other)
 }
 
 // read reads a stream.
@@ -230,11 +249,7 @@ func read(t *testing.T, stream string) (s said) {
 				FinishReason string `json:"finish_reason"`
 				Logprobs     *struct {
 					TextOffset []int `json:"text_offset"`
-					Content    []struct {
-						Token   string
-						Logprob float64
-						Bytes   []int
-					}
+					Content    []score
 				}
 			}
 			Usage *struct {
@@ -250,7 +265,7 @@ func read(t *testing.T, stream string) (s said) {
 			s.text += c.Text + c.Delta.Content
 			s.finish += c.FinishReason
 			if c.Logprobs != nil && c.Logprobs.Content != nil {
-				s.scores += fmt.Sprint(c.Logprobs.Content)
+				s.scores = append(s.scores, c.Logprobs.Content...)
 			} else if c.Logprobs != nil {
 				s.lastOffset = c.Logprobs.TextOffset[len(c.Logprobs.TextOffset)-1]
 			}

@@ -144,7 +144,7 @@ func (h *hangs) timed(t *testing.T, body string, begun func()) (got timing) {
 			begun = nil
 		}
 	}
-	if said := read(t, string(stream)); said != want {
+	if said := read(t, string(stream)); !said.equals(want) {
 		t.Errorf("%+v\nwant\n%+v", said, want)
 	}
 	got.moved = resp.Trailer.Get(pd.HeaderContinued)
