@@ -2,7 +2,7 @@
 #
 #   docker build --target sidecar --build-arg VERSION=v0.1.0 -t tandem/sidecar:v0.1.0 .
 #
-# One target for each command: epp, sidecar, sim, tandem. sidecar-nixl is the sidecar with what it needs to hold and release
+# One target for each command: epp, sidecar, batch, sim, tandem. sidecar-nixl is the sidecar with what it needs to hold and release
 # KV itself (--keeper=/keeper). e2e/image holds what it has to be, builds it without a container engine, and runs
 # what comes out. Where supply chains matter, add the digests of the builders' images to their tags.
 ARG GO_VERSION=1.26.8
@@ -95,6 +95,14 @@ COPY --from=wheel /out/nixl/ /nixl/
 ENV TANDEM_NIXL_LIB=/nixl/.nixl_cu12.mesonpy.libs UCX_TLS=tcp
 EXPOSE 8000 9095
 ENTRYPOINT ["/sidecar"]
+
+FROM base AS batch
+LABEL org.opencontainers.image.title="tandem batch" \
+      org.opencontainers.image.description="OpenAI Batch API on capacity that online traffic leaves"
+COPY --from=build /out/batch /batch
+# API; metrics and probes, with --host=0.0.0.0. --data names a volume that user 65532 may write to.
+EXPOSE 8085 9097
+ENTRYPOINT ["/batch"]
 
 FROM base AS sim
 LABEL org.opencontainers.image.title="tandem sim" \

@@ -70,6 +70,11 @@ func (s *service) call(method, path, key, contentType string, body io.Reader) (i
 		r.Header.Set("Authorization", "Bearer "+key)
 	}
 	r.Header.Set("Content-Type", contentType)
+	return s.do(r)
+}
+
+func (s *service) do(r *http.Request) (int, map[string]any) {
+	s.t.Helper()
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
 		s.t.Fatal(err)
@@ -304,7 +309,7 @@ func TestBadCalls(t *testing.T) {
 	}{
 		{"no JSON", "POST /v1/batches", `{`, 400, "", "is not the JSON object"},
 		{"two values", "POST /v1/batches", body(`{}`) + "{}", 400, "", "more than one value"},
-		{"a list", "POST /v1/batches", `[]`, 400, "", ""},
+		{"a list", "POST /v1/batches", `[]`, 400, "", "JSON type array"},
 		{"a number for the file", "POST /v1/batches", body(`{"input_file_id":1}`), 400, "input_file_id", "number"},
 		{"an unknown parameter", "POST /v1/batches", body(`{"colour":1}`), 400, "", `"colour"`},
 		{"a large body", "POST /v1/batches", body(`{"completion_window":"%s"}`, strings.Repeat("x", 1<<20)), 413, "", "more than"},
@@ -343,26 +348,48 @@ func TestBadCalls(t *testing.T) {
 	}
 }
 
-// With a gateway's header, the key says nothing.
+// With a gateway's header, the key says nothing, and a client cannot add a header of its own.
 func TestTenantHeader(t *testing.T) {
 	s := serve(t, api.Config{TenantHeader: "X-Tenant"})
-	status, got := s.json("GET", "/v1/files", "a", "")
-	mustRefuse(t, status, got, 401, "", "X-Tenant")
-	list := func(tenant, key string) int {
-		r, err := http.NewRequestWithContext(t.Context(), "GET", s.url+"/v1/files", nil)
+	ask := func(key string, tenants ...string) (int, map[string]any) {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), "POST", s.url+"/v1/batches", strings.NewReader("{}"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Header.Set("X-Tenant", tenant)
 		r.Header.Set("Authorization", "Bearer "+key)
-		answer, err := http.DefaultClient.Do(r)
+		r.Header["X-Tenant"] = tenants
+		return s.do(r)
+	}
+	status, got := ask("a")
+	mustRefuse(t, status, got, 401, "", "X-Tenant")
+	status, got = ask("a", "")
+	mustRefuse(t, status, got, 401, "", "X-Tenant")
+	status, got = ask("a", "mine", "theirs")
+	mustRefuse(t, status, got, 400, "", "2 headers X-Tenant")
+	status, got = ask("a", "mine")
+	mustRefuse(t, status, got, 400, "input_file_id", "missing")
+}
+
+// The scheme is not part of the key, and another key is another tenant.
+func TestTenants(t *testing.T) {
+	s := serve(t, api.Config{})
+	file := s.upload("a", "{}")
+	for _, c := range []struct {
+		authorization string
+		want          int
+	}{
+		{"Bearer a", 200}, {"bearer a", 200}, {"BEARER  a", 200}, {"Bearer A", 404}, {"Bearer aa", 404}, {"Bearer b", 404}, {"", 404},
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), "GET", s.url+"/v1/files/"+file, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer answer.Body.Close()
-		return answer.StatusCode
-	}
-	if status := list("t", "a"); status != 200 {
-		t.Error(status)
+		if c.authorization != "" {
+			r.Header.Set("Authorization", c.authorization)
+		}
+		if status, _ := s.do(r); status != c.want {
+			t.Errorf("Authorization %q: status %d, want %d", c.authorization, status, c.want)
+		}
 	}
 }

@@ -184,8 +184,10 @@ func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
 	switch {
 	case errors.As(err, &large):
 		return &refusal{status: http.StatusRequestEntityTooLarge, message: fmt.Sprintf("The body has more than %d bytes.", maxBody)}
+	case errors.As(err, &wrong) && wrong.Field == "":
+		return invalid("", "The body is not the JSON object of this call, but has the JSON type %s.", wrong.Value)
 	case errors.As(err, &wrong):
-		return invalid(wrong.Field, "%s is a %s, which it must not be.", wrong.Field, wrong.Value)
+		return invalid(wrong.Field, "%s has the JSON type %s, which is the wrong one.", wrong.Field, wrong.Value)
 	case err != nil:
 		return invalid("", "The body is not the JSON object of this call: %s.", strings.TrimPrefix(err.Error(), "json: "))
 	}

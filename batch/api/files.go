@@ -74,12 +74,19 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request, tenant string) e
 	}
 	file.Bytes = part.Bytes
 	if err := s.store.AddFile(r.Context(), file, part); err != nil {
-		_ = s.blobs.Delete(context.WithoutCancel(r.Context()), part.Blob) // the next start deletes it otherwise
+		s.discard(context.WithoutCancel(r.Context()), part)
 		return err
 	}
 	s.log.Debug("a file was uploaded", "file", file.ID, "bytes", file.Bytes)
 	answer(w, http.StatusOK, toFile(file))
 	return nil
+}
+
+// discard deletes content that was not stored as a file. An error of a commit does not tell whether it took place, so the database is asked.
+func (s *Server) discard(ctx context.Context, content batch.Part) {
+	if used, err := s.store.HasBlob(ctx, content.Blob); err == nil && !used {
+		_ = s.blobs.Delete(ctx, content.Blob) // the next start deletes it otherwise
+	}
 }
 
 // readForm reads the whole form, and writes the file to content.

@@ -88,12 +88,21 @@ func (s *Server) unknown(status int) http.Handler {
 // id returns the id in the path of a call.
 func id(r *http.Request) string { return mux.Vars(r)["id"] }
 
-// tenant returns who asks: a hash of the API key, or of the gateway's header.
+// tenant returns who asks: a hash of the API key, or of the gateway's header. A gateway that adds its header to one of the client's, instead of
+// replacing it, would let clients choose their tenant: such requests are refused.
 func (s *Server) tenant(r *http.Request) (string, error) {
-	name := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	name := r.Header.Get("Authorization")
+	if scheme, key, found := strings.Cut(name, " "); found && strings.EqualFold(scheme, "Bearer") {
+		name = strings.TrimSpace(key)
+	}
 	if header := s.cfg.TenantHeader; header != "" {
-		if name = r.Header.Get(header); name == "" {
+		switch values := r.Header.Values(header); {
+		case len(values) > 1:
+			return "", &refusal{status: http.StatusBadRequest, code: "ambiguous_tenant", message: fmt.Sprintf("There are %d headers %s; the gateway must replace the client's.", len(values), header)}
+		case len(values) == 0 || values[0] == "":
 			return "", &refusal{status: http.StatusUnauthorized, code: "missing_tenant", message: fmt.Sprintf("The gateway sent no header %s, which names the tenant.", header)}
+		default:
+			name = values[0]
 		}
 	}
 	if name == "" {

@@ -24,17 +24,22 @@ func Open(root string) (*Dir, error) {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return nil, fmt.Errorf("making the directory of files: %w", err)
 	}
-	d := &Dir{root}
-	leftovers, err := filepath.Glob(filepath.Join(root, "*"+unfinished))
-	if err != nil {
-		return nil, fmt.Errorf("listing %s: %w", root, err)
+	if err := syncDir(filepath.Dir(root)); err != nil {
+		return nil, fmt.Errorf("making the directory of files: %w", err)
 	}
-	for _, file := range leftovers {
-		if err := os.Remove(file); err != nil {
+	files, err := os.ReadDir(root)
+	if err != nil {
+		return nil, fmt.Errorf("listing the directory of files: %w", err)
+	}
+	for _, file := range files {
+		if !strings.HasSuffix(file.Name(), unfinished) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(root, file.Name())); err != nil {
 			return nil, fmt.Errorf("removing an unfinished file: %w", err)
 		}
 	}
-	return d, nil
+	return &Dir{root}, nil
 }
 
 // Writer writes one blob. End it with Commit or Abort.
@@ -69,7 +74,7 @@ func (w *Writer) Commit() (batch.Part, error) {
 		err = os.Rename(w.file.Name(), w.dir.path(w.key))
 	}
 	if err == nil {
-		err = w.dir.sync()
+		err = syncDir(w.dir.root)
 	}
 	if err != nil {
 		_ = os.Remove(w.file.Name()) // Open removes it otherwise
@@ -85,9 +90,9 @@ func (w *Writer) Abort() {
 	}
 }
 
-// sync makes renames durable.
-func (d *Dir) sync() error {
-	dir, err := os.Open(d.root)
+// syncDir makes the names in a directory durable.
+func syncDir(path string) error {
+	dir, err := os.Open(path)
 	if err != nil {
 		return err
 	}

@@ -7,9 +7,13 @@ import (
 	"path/filepath"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/blob"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func open(t *testing.T, root string) *blob.Dir {
 	t.Helper()
@@ -70,9 +74,9 @@ func TestBlob(t *testing.T) {
 	}
 }
 
-// What was not committed is gone: after Abort, and after the process was killed.
+// What was not committed is gone: after Abort, and after the process was killed. The name of the directory is no pattern.
 func TestUnfinished(t *testing.T) {
-	root := t.TempDir()
+	root := filepath.Join(t.TempDir(), "files[1]")
 	d := open(t, root)
 	write(t, d, "aborted").Abort()
 	write(t, d, "killed")

@@ -36,6 +36,8 @@ const (
 	forgetBest = 10 * time.Minute
 	// longestPause bounds Retry-After: a proxy that asks for hours must not stop batches that another one would serve.
 	longestPause = time.Minute
+	// alonePause is how long the upstream is left alone that has refused the only request in flight, and has not said when to come back.
+	alonePause = 100 * time.Millisecond
 )
 
 // NewPacer returns a Pacer of at most so many requests in flight.
@@ -117,7 +119,8 @@ func (p *Pacer) observe(took time.Duration) {
 	p.observed = now
 }
 
-// Full ends a request that the upstream has refused because it has no capacity. No request is sent for retryAfter.
+// Full ends a request that the upstream has refused because it has no capacity. No request is sent for retryAfter, or, if the limit cannot be
+// halved any more, for alonePause.
 func (p *Pacer) Full(retryAfter time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,6 +129,9 @@ func (p *Pacer) Full(retryAfter time.Duration) {
 	// The requests that are in flight when the limit is halved are refused for the same reason.
 	if now.Sub(p.halved) > max(p.latency, 100*time.Millisecond) {
 		p.limit, p.known, p.halved = max(1, p.limit/2), true, now
+	}
+	if p.limit <= 1 {
+		retryAfter = max(retryAfter, alonePause)
 	}
 	p.pause(now.Add(min(retryAfter, longestPause)))
 	p.signal()

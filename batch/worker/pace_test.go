@@ -62,6 +62,27 @@ func TestPace(t *testing.T) {
 	})
 }
 
+// An upstream that refuses even single requests, without Retry-After, is not asked again at once.
+func TestPaceOfSingleRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPacer(1)
+		begun := time.Now()
+		const refused = 5
+		for range refused {
+			if err := p.Acquire(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			p.Full(0)
+		}
+		if err := p.Acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if passed := time.Since(begun); passed != refused*alonePause {
+			t.Errorf("%d refusals take %v", refused, passed)
+		}
+	})
+}
+
 // The limit stops growing when answers take much longer than at best, and at the most.
 func TestPaceStopsGrowing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -163,7 +164,7 @@ func read(response *http.Response) answer {
 	case http.StatusRequestTimeout, http.StatusInternalServerError, http.StatusBadGateway, http.StatusGatewayTimeout:
 		a.verdict = failed
 	}
-	isJSON := len(text) < maxAnswer && json.Valid(text)
+	isJSON := len(text) < maxAnswer && utf8.Valid(text) && json.Valid(text) // json.Valid takes strings that are not UTF-8
 	switch ok := a.status >= 200 && a.status < 300; {
 	case isJSON:
 		a.body = text

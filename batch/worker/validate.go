@@ -199,14 +199,15 @@ func (v *validation) duplicates() map[int64]int64 {
 	return suspects
 }
 
-// compare reads the file again, and reports the suspects that do have the custom_id of the line before them.
+// compare reads the file again, up to the last suspect, and reports the suspects that do have the custom_id of the line before them. It does not
+// read on, because read may have stopped there at a line that is too long.
 func (v *validation) compare(from io.Reader, suspects map[int64]int64) error {
 	wanted, ids := map[int64]bool{}, map[int64]string{}
 	for line, before := range suspects {
 		wanted[line], wanted[before] = true, true
 	}
 	lines := newLineReader(from)
-	for number := int64(1); ; number++ {
+	for number := int64(1); len(ids) < len(wanted); number++ {
 		text, err := lines.next()
 		if errors.Is(err, io.EOF) {
 			break

@@ -26,6 +26,8 @@ func TestBatch(t *testing.T) {
 			fmt.Fprint(w, "<html>")
 		case "9":
 			fmt.Fprint(w, "not JSON")
+		case "10":
+			fmt.Fprint(w, "{\"text\":\"not UTF-8: \xff\"}")
 		default:
 			echo(w, r, prompt)
 		}
@@ -33,7 +35,7 @@ func TestBatch(t *testing.T) {
 	b.work()
 	const n = 3000
 	got := b.wait(b.create(lines(n), time.Hour), ended)
-	if got.Status != batch.Completed || got.Counts != (batch.Counts{Total: n, Completed: n - 3, Failed: 3}) || got.Model != "m" {
+	if got.Status != batch.Completed || got.Counts != (batch.Counts{Total: n, Completed: n - 4, Failed: 4}) || got.Model != "m" {
 		t.Fatalf("the batch is %+v", got)
 	}
 	b.mustHaveAll(got, n)
@@ -47,7 +49,7 @@ func TestBatch(t *testing.T) {
 		}
 	}
 	failures := b.read(got.ErrorFile)
-	if failures[0].Response.StatusCode != 400 || failures[1].Response.StatusCode != 404 || failures[2].Error.Code != batch.CodeBadAnswer {
+	if failures[0].Response.StatusCode != 400 || failures[1].Response.StatusCode != 404 || failures[2].Error.Code != batch.CodeBadAnswer || failures[3].Error.Code != batch.CodeBadAnswer {
 		t.Errorf("failures are %+v", failures)
 	}
 	ids := map[string]bool{}
@@ -164,12 +166,16 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// A batch whose window ends has the same, with another code.
+// A batch whose window ends has the same, with another code. The window is long enough to validate the file on this machine: otherwise the batch
+// expires without lines, and the next window is longer.
 func TestExpiry(t *testing.T) {
 	b := newBench(t, hold(5, nil))
 	b.work()
 	const n = 200
-	got := b.wait(b.create(lines(n), 2*time.Second), ended)
+	var got batch.Batch
+	for window := time.Second; got.Counts.Total == 0 && window < patience; window *= 2 {
+		got = b.wait(b.create(lines(n), window), ended)
+	}
 	if got.Status != batch.Expired || got.Counts.Failed != 0 || got.Times.Expired < got.Times.Expires {
 		t.Errorf("the batch is %+v", got)
 	}
@@ -316,6 +322,7 @@ func TestValidation(t *testing.T) {
 		{"another model", good + strings.Replace(line("b", ""), `"m"`, `"n"`, 1), []found{{"mismatched_model", 2}}, 2},
 		{"several", "x\n" + good + good + "y\n", []found{{"invalid_json_line", 1}, {"duplicate_custom_id", 3}, {"invalid_json_line", 4}}, 4},
 		{"too many", lines(11), []found{{"too_many_lines", 0}}, 10},
+		{"the same id before a long line", good + good + line("b", strings.Repeat("x", MaxLine)), []found{{"duplicate_custom_id", 2}, {"line_too_long", 3}}, 2},
 		{"a long line", good + line("b", strings.Repeat("x", MaxLine)) + good, []found{{"line_too_long", 2}}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -40,6 +40,7 @@ var ran = map[string]struct {
 	"epp":          {[]string{"--endpoints-file=/etc/tandem/endpoints.yaml"}, "extproc"},
 	"sidecar":      {nil, "http"},
 	"sidecar-nixl": {nil, "http"},
+	"batch":        {[]string{"--host=0.0.0.0", "--data=/data", "--upstream=http://127.0.0.1:1"}, "http"},
 	"sim":          {[]string{"--host=0.0.0.0", "--side-channel-address=127.0.0.1:5600"}, "http"},
 	"tandem":       {nil, ""},
 }
@@ -69,6 +70,9 @@ func TestImages(t *testing.T) {
 				t.Skip("the NIXL library is missing: make .tools/nixl fetches it")
 			}
 			image := assemble(t, d.flat(target), built)
+			if target == "batch" {
+				image.mount(t, "/data", t.TempDir())
+			}
 			if target == "sidecar-nixl" {
 				t.Run("keeper alone", image.probe)
 				t.Run("keeper", func(t *testing.T) { image.keep(t, "--keeper=/keeper") })
