@@ -93,11 +93,17 @@ func (f *finder) longest(text []byte, start int) (token int32, end int) {
 	token = -1
 	at := int32(0)
 	for i := start; i < len(text); i++ {
-		child := bytes.IndexByte(f.nodes[at].labels, text[i])
+		node := &f.nodes[at]
+		child := 0
+		if len(node.labels) != 1 { // most have one, which is compared faster than it is looked for
+			child = bytes.IndexByte(node.labels, text[i])
+		} else if node.labels[0] != text[i] {
+			break
+		}
 		if child < 0 {
 			break
 		}
-		at = f.nodes[at].children[child]
+		at = node.children[child]
 		if t := f.nodes[at].token; t >= 0 {
 			token, end = t, i+1
 		}

@@ -1,7 +1,6 @@
 package producer
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -10,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,6 +25,8 @@ import (
 const (
 	// maxLocalText is the longest prompt that is turned into ids in the picker (bytes): it takes one core for 0.1 s at most.
 	maxLocalText = 1 << 20
+	// maxScratch is the longest text whose memory is kept for the next prompt (bytes).
+	maxScratch = 256 << 10
 	// localTimeout is how long a request waits for ids where there is no service.
 	localTimeout = time.Second
 )
@@ -200,7 +203,8 @@ func (l *localTokens) ids(ctx context.Context, r *epp.Request, model *localModel
 	if model == nil || len(r.Prompt.Media) > 0 {
 		return nil
 	}
-	var text []byte
+	s := scratches.Get().(*scratch)
+	defer s.release()
 	special := false
 	switch {
 	case r.API == pd.APICompletions:
@@ -208,21 +212,41 @@ func (l *localTokens) ids(ctx context.Context, r *epp.Request, model *localModel
 		if !ok {
 			return nil
 		}
-		text, special = []byte(prompt), around
+		s.text, special = append(s.text[:0], prompt...), around
 	case r.API == pd.APIChat && model.template != nil && len(r.Body) > 0:
 		body := r.Body[0]
 		if len(r.Body) > 1 {
-			body = bytes.Join(r.Body, nil)
+			s.body = s.body[:0]
+			for _, segment := range r.Body {
+				s.body = append(s.body, segment...)
+			}
+			body = s.body
 		}
-		prompt, err := model.template.Append(ctx, nil, body, l.clock.Now())
+		prompt, err := model.template.Append(ctx, s.text[:0], body, l.clock.Now())
 		if err != nil {
 			return nil
 		}
-		text, special = prompt.Text, prompt.Special
+		s.text, special = prompt.Text, prompt.Special
 	default:
 		return nil
 	}
-	return model.tokenizer.Append(make([]uint32, 0, len(text)/4+1), text, special)
+	s.ids = model.tokenizer.Append(s.ids[:0], s.text, special)
+	return slices.Clone(s.ids)
+}
+
+// scratch is what the ids of a prompt are made in.
+type scratch struct {
+	body, text []byte
+	ids        []uint32
+}
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+// release keeps the memory for the next prompt, unless it is that of an unusually long one.
+func (s *scratch) release() {
+	if max(cap(s.body), cap(s.text)) <= maxScratch {
+		scratches.Put(s)
+	}
 }
 
 // What is read of a completions request.

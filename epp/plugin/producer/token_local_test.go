@@ -1,6 +1,7 @@
 package producer
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
@@ -286,46 +287,59 @@ func BenchmarkLocalTokens(b *testing.B) {
 }
 
 // BenchmarkConversation prepares a chat of 32 kB by a real vocabulary and template: with all texts new, and as the next turn of a conversation
-// that is known but for its last message. us-cpu/op is processor time, which does not depend on what else the machine does.
+// that is known but for its last message. us-cpu/op is processor time, of the garbage collector too, which does not depend on what else the
+// machine does.
 func BenchmarkConversation(b *testing.B) {
-	path := "../../../.tools/vocabularies/qwen3/tokenizer.json"
-	if _, err := os.Stat(path); err != nil {
-		b.Skip("make .tools/vocabularies")
-	}
-	models, err := readModels(&TokenLocal{ModelTokenizerMap: map[string]string{"qwen3": path}}, &epp.Builder{Log: slog.New(slog.DiscardHandler), Keep: new(epp.Keep)})
-	if err != nil {
-		b.Fatal(err)
-	}
-	l := &localTokens{models: models, clock: new(epp.Builder).Clock()}
-	request := func(all, last int) *epp.Request {
-		var body strings.Builder
-		body.WriteString(`{"model":"qwen3","messages":[{"role":"system","content":"You are a helpful assistant."}`)
-		for i := range 40 {
-			fmt.Fprintf(&body, `,{"role":%q,"content":"%d %s"}`, []string{"user", "assistant"}[i%2], all, strings.Repeat(`The quick brown fox jumps over the lazy dog, and func main() prints it.\n`, 11))
+	for _, family := range []string{"qwen3", "llama3_2", "gemma3", "deepseek_v3"} {
+		path := "../../../.tools/vocabularies/" + family + "/tokenizer.json"
+		if _, err := os.Stat(path); err != nil {
+			b.Skip("make .tools/vocabularies")
 		}
-		fmt.Fprintf(&body, `,{"role":"user","content":"%d And now?"}]}`, last)
-		return asked(pd.APIChat, "qwen3", body.String())
-	}
-	for _, kind := range []string{"cold", "next turn"} {
-		b.Run(kind, func(b *testing.B) {
-			b.ReportAllocs()
-			var took time.Duration
-			for n := 0; b.Loop(); n++ {
-				b.StopTimer()
-				r := request(-1, n)
-				if kind == "cold" {
-					r = request(n, n)
+		models, err := readModels(&TokenLocal{ModelTokenizerMap: map[string]string{family: path}}, &epp.Builder{Log: slog.New(slog.DiscardHandler), Keep: new(epp.Keep)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		l := &localTokens{models: models, clock: new(epp.Builder).Clock()}
+		for _, kind := range []string{"cold", "next turn"} {
+			b.Run(family+"/"+kind, func(b *testing.B) {
+				r, places := conversation(family)
+				if kind == "next turn" {
+					l.ids(b.Context(), r, l.models[family])
+					places = places[len(places)-1:]
 				}
-				start := processorTime(b)
-				b.StartTimer()
-				if len(l.ids(b.Context(), r, l.models[r.Model])) < 5000 {
-					b.Fatal("there are too few ids")
+				b.ReportAllocs()
+				start, n := processorTime(b), 0
+				for ; b.Loop(); n++ {
+					for _, place := range places {
+						copy(place, fmt.Sprintf("%8d", n))
+					}
+					if len(l.ids(b.Context(), r, l.models[family])) < 5000 {
+						b.Fatal("there are too few ids")
+					}
 				}
-				took += processorTime(b) - start
-			}
-			b.ReportMetric(float64(took.Microseconds())/float64(b.N), "us-cpu/op")
-		})
+				b.ReportMetric(float64((processorTime(b)-start).Microseconds())/float64(n), "us-cpu/op")
+			})
+		}
 	}
+}
+
+// conversation returns a chat of 32 kB, and the places of a number of eight digits in each of its messages.
+func conversation(model string) (r *epp.Request, places [][]byte) {
+	var body strings.Builder
+	fmt.Fprintf(&body, `{"model":%q,"messages":[{"role":"system","content":"You are a helpful assistant."}`, model)
+	for i := range 40 {
+		fmt.Fprintf(&body, `,{"role":%q,"content":"######## %s"}`, []string{"user", "assistant"}[i%2], strings.Repeat(`The quick brown fox jumps over the lazy dog, and func main() prints it.\n`, 11))
+	}
+	body.WriteString(`,{"role":"user","content":"######## And now?"}]}`)
+	text := []byte(body.String())
+	r = asked(pd.APIChat, model, "{}")
+	r.Body = [][]byte{text}
+	for i := range text {
+		if bytes.HasPrefix(text[i:], []byte("########")) {
+			places = append(places, text[i:i+8])
+		}
+	}
+	return r, places
 }
 
 // processorTime returns what this process has taken.

@@ -27,7 +27,7 @@ type Prompt struct {
 // prompt is not known: the request may still be one that an engine answers. ctx ends the work early. now is for templates that tell the
 // date.
 func (t *Template) Append(ctx context.Context, dst, body []byte, now time.Time) (Prompt, error) {
-	v, err := jinja.Decode(body)
+	v, err := jinja.DecodeItems(body, "messages", &t.known)
 	if err != nil {
 		return Prompt{}, err
 	}

@@ -120,7 +120,7 @@ func TestPromptsAreTheEngines(t *testing.T) {
 		t.Fatalf("%d of %d requests are recorded: run testdata/prepare.py", len(recorded), len(bodies))
 	}
 	var all []asked
-	for _, name := range []string{"qwen2_5", "qwen3", "llama3_1", "llama3_2", "deepseek_v3", "mistral_nemo", "gemma3", "internlm2", "command_r_plus"} {
+	for _, name := range families {
 		template := family(t, name)
 		form := "string"
 		if template.usual.LoopsOverContent() {
@@ -265,9 +265,9 @@ func conversation() []byte {
 	return []byte(b.String())
 }
 
-// FuzzAppend makes prompts of any body.
+// FuzzAppend makes prompts of any body, as a template that has seen others before and as one that has not.
 func FuzzAppend(f *testing.F) {
-	template, err := Read(nil, []byte(`{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}{{ tools|tojson }}`))
+	seen, err := Read(nil, []byte(`{% for m in messages %}{{ loop.index0 }}{{ m.role }}{% for p in m.content %}{{ p.text }}{% endfor %}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}{{ tools|tojson }}`))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -275,9 +275,11 @@ func FuzzAppend(f *testing.F) {
 		f.Add([]byte(body))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if p, err := template.Append(t.Context(), nil, body, time.Time{}); err == nil && !json.Valid(body) {
+		p, err := seen.Append(t.Context(), nil, body, time.Time{})
+		if err == nil && !json.Valid(body) {
 			t.Fatalf("%q has the prompt %q", body, p.Text)
 		}
+		same(t, seen, body)
 	})
 }
 

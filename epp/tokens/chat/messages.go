@@ -19,22 +19,34 @@ func (t *variant) messages(r *jinja.Dict) ([]jinja.Value, error) {
 	out := make([]jinja.Value, 0, len(given.Items))
 	developer := false
 	for i, v := range given.Items {
-		m, ok := v.(*jinja.Dict)
+		m, ok := v.(*message)
 		if !ok {
 			return nil, fmt.Errorf("messages[%d] must be an object", i)
 		}
-		message, err := t.message(m)
+		prepared, err := t.prepared(m)
 		if err != nil {
 			return nil, fmt.Errorf("messages[%d]: %w", i, err)
 		}
-		role, _ := get[string](m, "role")
+		role, _ := get[string](m.read, "role")
 		developer = developer || role == "developer"
-		out = append(out, message)
+		out = append(out, prepared)
 	}
 	if developer && !t.developer {
 		return asSystem(out), nil
 	}
 	return out, nil
+}
+
+// prepared returns a message as the template gets it. It must not be changed: other requests may have the same message.
+func (t *variant) prepared(m *message) (*jinja.Dict, error) {
+	if d := m.prepared[t.number].Load(); d != nil {
+		return d, nil
+	}
+	d, err := t.message(m.read)
+	if err == nil {
+		m.prepared[t.number].Store(d)
+	}
+	return d, err
 }
 
 func (t *variant) message(m *jinja.Dict) (*jinja.Dict, error) {
@@ -280,8 +292,10 @@ func asSystem(messages []jinja.Value) []jinja.Value {
 			system = append(system, text)
 		}
 		if role == "developer" {
+			m = m.Copy()
 			m.Set("role", "system")
 			m.Delete("tools")
+			messages[i] = m
 		}
 	}
 	if !moved {

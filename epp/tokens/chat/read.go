@@ -14,13 +14,18 @@ type Template struct {
 	usual     *variant
 	withTools *variant // for requests with tools
 	special   map[string]jinja.Value
+	known     known
 }
 
 // variant is one of a model's templates.
 type variant struct {
 	*jinja.Template
 	developer bool // it knows the role developer
+	number    int  // of the variant in what messages keep
 }
+
+// variants is how many a model has.
+const variants = 2
 
 // ErrNone says that a model's files have no chat template.
 var ErrNone = errors.New("there is no chat template")
@@ -65,7 +70,9 @@ func Read(configJSON, text []byte) (*Template, error) {
 	}
 	t.withTools = t.usual
 	if source := sources["tool_use"]; source != "" {
-		t.withTools, err = parse(source)
+		if t.withTools, err = parse(source); err == nil {
+			t.withTools.number = 1
+		}
 	}
 	return t, err
 }
@@ -75,7 +82,7 @@ func parse(source string) (*variant, error) {
 		return nil, ErrNone
 	}
 	t, err := jinja.Parse(source)
-	return &variant{t, strings.Contains(source, `"developer"`) || strings.Contains(source, "'developer'")}, err
+	return &variant{Template: t, developer: strings.Contains(source, `"developer"`) || strings.Contains(source, "'developer'")}, err
 }
 
 // templates returns the templates of tokenizer_config.json by name: default alone, if there is one without a name.

@@ -25,11 +25,11 @@ func (x *attribute) eval(e *env) (Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	return e.attribute(of, x.name)
+	return e.attribute(of, x.name, x.methods)
 }
 
 // attribute is Jinja's way to a member by a point: a method comes before an item.
-func (e *env) attribute(of Value, name string) (Value, error) {
+func (e *env) attribute(of Value, name string, methods kinds) (Value, error) {
 	switch of := of.(type) {
 	case missing:
 		return nil, fmt.Errorf("%w: it has no %s", errUndefined, name)
@@ -41,7 +41,7 @@ func (e *env) attribute(of Value, name string) (Value, error) {
 		}
 		return undefined, nil
 	}
-	if hasMethod(of, name) {
+	if methods.has(of) {
 		return &method{of, name}, nil
 	}
 	if d, ok := of.(*Dict); ok {
@@ -106,9 +106,9 @@ func (e *env) item(of, key Value) (Value, error) {
 	if isText {
 		switch of.(type) {
 		case *loop, *namespace:
-			return e.attribute(of, name)
+			return e.attribute(of, name, 0)
 		}
-		if hasMethod(of, name) {
+		if methodKinds[name].has(of) {
 			return &method{of, name}, nil
 		}
 	}
@@ -153,7 +153,7 @@ func (x *slice) eval(e *env) (Value, error) {
 		return b.String(), err
 	case *List:
 		if of.kind <= isRange {
-			out := &List{kind: of.kind}
+			out := &List{Items: make([]Value, 0, size(parts, int64(len(of.Items)))), kind: of.kind}
 			err := each(parts, int64(len(of.Items)), func(i int64) { out.Items = append(out.Items, of.Items[i]) })
 			if err == nil {
 				err = e.step(len(out.Items) / 8)
@@ -191,6 +191,18 @@ func bounds(parts [3]*int64, n int64) (from, to, step int64) {
 		return at(parts[0], high), at(parts[1], low), step
 	}
 	return at(parts[0], low), at(parts[1], high), step
+}
+
+// size returns how many of n items a slice has.
+func size(parts [3]*int64, n int64) int64 {
+	from, to, step := bounds(parts, n)
+	switch {
+	case step > 0 && from < to:
+		return (to-from-1)/step + 1
+	case step < 0 && from > to:
+		return (from-to-1)/-step + 1
+	}
+	return 0
 }
 
 func each(parts [3]*int64, n int64, item func(int64)) error {
@@ -409,7 +421,13 @@ type arguments struct {
 	named      []Value
 }
 
+// noArguments are those of a call without any. They are not changed.
+var noArguments arguments
+
 func (a *callArgs) eval(e *env) (*arguments, error) {
+	if len(a.positional) == 0 && len(a.named) == 0 {
+		return &noArguments, nil
+	}
 	out := &arguments{names: a.names}
 	var err error
 	if len(a.positional) > 0 {
@@ -452,15 +470,45 @@ func (x *call) eval(e *env) (Value, error) {
 	if err := e.step(0); err != nil {
 		return nil, err
 	}
-	of, err := x.of.eval(e)
+	m, ok := x.of.(*attribute)
+	if !ok {
+		of, err := x.of.eval(e)
+		if err != nil {
+			return nil, err
+		}
+		a, err := x.args.eval(e)
+		if err != nil {
+			return nil, err
+		}
+		return e.invoke(of, a)
+	}
+	of, err := m.of.eval(e)
 	if err != nil {
 		return nil, err
+	}
+	isMethod := m.methods.has(of)
+	if !isMethod {
+		if of, err = e.attribute(of, m.name, m.methods); err != nil {
+			return nil, err
+		}
 	}
 	a, err := x.args.eval(e)
 	if err != nil {
 		return nil, err
 	}
+	if isMethod {
+		return e.call(of, m.name, a)
+	}
 	return e.invoke(of, a)
+}
+
+// call calls a method of a value.
+func (e *env) call(of Value, name string, a *arguments) (Value, error) {
+	v, err := e.method(of, name, a)
+	if err != nil {
+		return nil, fmt.Errorf("calling %s: %w", name, err)
+	}
+	return v, nil
 }
 
 // invoke calls what can be called.
@@ -469,11 +517,7 @@ func (e *env) invoke(of Value, a *arguments) (Value, error) {
 	case *function:
 		return f.call(e, a)
 	case *method:
-		v, err := e.method(f.of, f.name, a)
-		if err != nil {
-			return nil, fmt.Errorf("calling %s: %w", f.name, err)
-		}
-		return v, nil
+		return e.call(f.of, f.name, a)
 	case missing:
 		return nil, fmt.Errorf("%w: it cannot be called", errUndefined)
 	}

@@ -322,7 +322,7 @@ func (p *parser) postfix(e expr) (expr, error) {
 			t := p.next()
 			switch t.kind {
 			case tokName:
-				e = &attribute{e, t.text}
+				e = &attribute{e, t.text, methodKinds[t.text]}
 			case tokInt:
 				i, parse := strconv.ParseInt(t.text, 10, 64)
 				if parse != nil {

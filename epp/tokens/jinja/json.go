@@ -17,8 +17,20 @@ const maxDepth = 100
 
 // Decode reads JSON as Python's json.loads does. Of members with the same name the last one counts. Numbers that do not fit into 64 bits
 // and strings with half a surrogate pair are errors.
-func Decode(data []byte) (Value, error) {
-	d := decoder{data: data}
+func Decode(data []byte) (Value, error) { return DecodeItems(data, "", nil) }
+
+// Items remembers items of lists that were read, so that they need not be read again.
+type Items interface {
+	// Find returns what Add returned for an item of the same text; nil = nothing.
+	Find(text []byte) Value
+	// Add tells of an item that was read: an object. What it returns takes the place of the item in the list. text is only valid during the
+	// call.
+	Add(text []byte, item *Dict) Value
+}
+
+// DecodeItems is Decode of an object, of which one member is a list of objects that known remembers. No member has this name if it is "".
+func DecodeItems(data []byte, member string, known Items) (Value, error) {
+	d := decoder{data: data, member: member, known: known}
 	v, err := d.value(0)
 	if err == nil {
 		if d.space(); d.at < len(d.data) {
@@ -40,8 +52,11 @@ var (
 )
 
 type decoder struct {
-	data []byte
-	at   int
+	data   []byte
+	at     int
+	member string // of the outermost object, whose items are known
+	known  Items  // nil = none is
+	inside bool   // what is read now is in this member
 }
 
 func (d *decoder) space() {
@@ -111,6 +126,7 @@ func (d *decoder) object(depth int) (Value, error) {
 		if !d.take(':') {
 			return nil, errJSON
 		}
+		d.inside = depth == 0 && d.known != nil && key == d.member
 		v, err := d.value(depth + 1)
 		if err != nil {
 			return nil, err
@@ -127,11 +143,16 @@ func (d *decoder) object(depth int) (Value, error) {
 
 func (d *decoder) list(depth int) (Value, error) {
 	out := &List{}
+	item := d.value
+	if d.inside && depth == 1 {
+		item = d.item
+		out.Items = make([]Value, 0, usualItems)
+	}
 	if d.take(']') {
 		return out, nil
 	}
 	for {
-		v, err := d.value(depth + 1)
+		v, err := item(depth + 1)
 		if err != nil {
 			return nil, err
 		}
@@ -141,6 +162,72 @@ func (d *decoder) list(depth int) (Value, error) {
 		}
 		if !d.take(',') {
 			return nil, errJSON
+		}
+	}
+}
+
+// usualItems is for how many known items there is memory from the beginning.
+const usualItems = 32
+
+// item reads an item of a list whose items are known.
+//
+// The text of a known item was read as a whole object before, and reading an object ends with its last brace whatever follows. So what was
+// read then is what reading the same bytes here would return: objectLength need not be right for this, it only guesses where to compare.
+func (d *decoder) item(depth int) (Value, error) {
+	d.space()
+	start := d.at
+	if n := objectLength(d.data[start:]); n > 0 {
+		if v := d.known.Find(d.data[start : start+n]); v != nil {
+			d.at += n
+			return v, nil
+		}
+	}
+	v, err := d.value(depth)
+	if object, ok := v.(*Dict); ok && err == nil {
+		v = d.known.Add(d.data[start:d.at], object)
+	}
+	return v, err
+}
+
+// objectLength returns how long the object is that data begins with (bytes), 0 if data begins with none. What is no JSON may have any length.
+func objectLength(data []byte) int {
+	if len(data) == 0 || data[0] != '{' {
+		return 0
+	}
+	open := 0
+	for i := 0; i < len(data); i++ {
+		switch data[i] {
+		case '{', '[':
+			open++
+		case '}', ']':
+			if open--; open == 0 {
+				return i + 1
+			}
+		case '"':
+			n := stringLength(data[i:])
+			if n == 0 {
+				return 0
+			}
+			i += n - 1
+		}
+	}
+	return 0
+}
+
+// stringLength returns how long the string is that data begins with, with its quotes (bytes), 0 if it does not end.
+func stringLength(data []byte) int {
+	for i := 1; ; i++ {
+		n := bytes.IndexByte(data[i:], '"')
+		if n < 0 {
+			return 0
+		}
+		i += n
+		escapes := 0
+		for data[i-1-escapes] == '\\' {
+			escapes++
+		}
+		if escapes%2 == 0 {
+			return i + 1
 		}
 	}
 }

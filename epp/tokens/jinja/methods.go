@@ -19,14 +19,39 @@ var methodNames = map[string][]string{
 	"dict": strings.Fields("clear copy fromkeys get items keys pop popitem setdefault update values"),
 }
 
-func hasMethod(v Value, name string) bool {
+// kinds are types of values.
+type kinds uint8
+
+const (
+	ofText kinds = 1 << iota
+	ofDict
+	ofList
+	ofTuple
+)
+
+// methodKinds says which types have a method.
+var methodKinds = func() map[string]kinds {
+	all := map[string]kinds{"count": ofTuple, "index": ofTuple}
+	for kind, names := range map[kinds][]string{ofText: methodNames["string"], ofDict: methodNames["dict"], ofList: methodNames["list"]} {
+		for _, name := range names {
+			all[name] |= kind
+		}
+	}
+	return all
+}()
+
+// has reports whether a value has a method that these types have.
+func (k kinds) has(v Value) bool {
+	if k == 0 {
+		return false
+	}
 	switch v := v.(type) {
 	case string:
-		return slices.Contains(methodNames["string"], name)
+		return k&ofText != 0
 	case *Dict:
-		return slices.Contains(methodNames["dict"], name)
+		return k&ofDict != 0
 	case *List:
-		return v.kind == isList && slices.Contains(methodNames["list"], name) || v.kind == isTuple && (name == "count" || name == "index")
+		return v.kind == isList && k&ofList != 0 || v.kind == isTuple && k&ofTuple != 0
 	}
 	return false
 }

@@ -18,8 +18,9 @@ type (
 		name string
 	}
 	attribute struct {
-		of   expr
-		name string
+		of      expr
+		name    string
+		methods kinds // that have a method of this name
 	}
 	item   struct{ of, key expr }
 	slice  struct{ of, from, to, step expr } // nil = left out

@@ -446,8 +446,7 @@ func (s *callBlock) exec(e *env) error {
 	if err != nil {
 		return err
 	}
-	a.names, a.named = append(slices.Clip(a.names), "caller"), append(a.named, Value(block))
-	v, err := e.invoke(of, a)
+	v, err := e.invoke(of, &arguments{a.positional, append(slices.Clip(a.names), "caller"), append(slices.Clip(a.named), Value(block))})
 	if err != nil {
 		return err
 	}
