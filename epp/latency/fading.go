@@ -37,6 +37,13 @@ func (f *fading) perSecond(now time.Time) float64 {
 	return f.total * f.keep(now) / f.window.Seconds()
 }
 
+// often returns how many events come in a second.
+func (f *fading) often(now time.Time) float64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.events * f.keep(now) / f.window.Seconds()
+}
+
 // mean returns the amount of the usual event, which goes to 0 if no more come.
 func (f *fading) mean(now time.Time) float64 {
 	f.mu.Lock()

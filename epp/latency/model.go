@@ -216,20 +216,23 @@ func (m *Model) Handoff(from, to *epp.Candidate, moved int) Estimate {
 func (m *Model) Token(c *epp.Candidate, tokens, computed int) Estimate {
 	now := m.clock.Now()
 	curves, one := m.curvesAt(c.Endpoint, now)
-	x := tokenTerms(answersOf(c.Load, c.InFlight)+1, contextOf(c.Load)+float64(tokens))
+	perSecond, prompts := one.computes(now, computed)
+	x := tokenTerms(answersOf(c.Load, c.InFlight)+1, contextOf(c.Load)+float64(tokens), prompts)
 	e := curves.token.estimate(&x)
-	e.Time = time.Duration(float64(e.Time) / curves.left(one.perSecond(now, computed)))
+	e.Time = time.Duration(float64(e.Time) / curves.left(perSecond))
 	return e
 }
 
-// perSecond returns how many tokens of prompts an endpoint computes in a second beside its answers, if it gets so many more. Of nil only
-// these are known.
-func (e *engine) perSecond(now time.Time, more int) float64 {
-	perSecond := float64(more) / promptWindow.Seconds()
-	if e != nil {
-		perSecond += e.prompts.perSecond(now)
+// computes returns how many tokens of prompts, and how many prompts, an endpoint computes in a second while it generates answers, if it gets one
+// more of so many tokens, or none with 0. Of nil only this one is known.
+func (e *engine) computes(now time.Time, more int) (tokens, prompts float64) {
+	if more > 0 {
+		tokens, prompts = float64(more)/promptWindow.Seconds(), 1/promptWindow.Seconds()
 	}
-	return perSecond
+	if e != nil {
+		tokens, prompts = tokens+e.prompts.perSecond(now), prompts+e.prompts.often(now)
+	}
+	return tokens, prompts
 }
 
 // left returns the share of an engine's time that is left for answers if it computes so many tokens of prompts in a second.

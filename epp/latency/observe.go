@@ -45,10 +45,11 @@ func (m *Model) Observe(o *epp.Outcome) {
 		m.remote(now, o, decode, &at, begun)
 	}
 	if took, ok := o.Phases.Get(pd.PhaseDecode); ok && o.Result.Completion >= fewestTokens {
-		x := tokenTerms(at.answers+1, at.context+float64(d.Tokens))
+		perSecond, prompts := decode.computes(now, 0)
+		x := tokenTerms(at.answers+1, at.context+float64(d.Tokens), prompts)
 		perToken := took.Seconds() / float64(o.Result.Completion-1)
 		m.calls.tpot.add(d.Expected.TPOT, time.Duration(perToken*float64(time.Second)))
-		perToken *= curves.left(decode.prompts.perSecond(now))
+		perToken *= curves.left(perSecond)
 		m.corrections.token.learn(&at.place, ratio(perToken, &curves.token, &x))
 		m.learn(now, decode, (*fits).ofToken, &tokenPrior, &x, time.Duration(perToken*float64(time.Second)))
 	}

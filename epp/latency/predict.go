@@ -81,8 +81,9 @@ func (m *Model) ttft(curves *curves, e *epp.Endpoint, x *load) epp.Quantiles {
 }
 
 func (m *Model) tpot(curves *curves, one *engine, now time.Time, x *load, computed int) epp.Quantiles {
-	terms := tokenTerms(x.answers+1, x.context+float64(x.tokens))
-	return m.corrections.token.quantiles(curves.token.w.dot(&terms)/curves.left(one.perSecond(now, computed)), &x.place)
+	perSecond, prompts := one.computes(now, computed)
+	terms := tokenTerms(x.answers+1, x.context+float64(x.tokens), prompts)
+	return m.corrections.token.quantiles(curves.token.w.dot(&terms)/curves.left(perSecond), &x.place)
 }
 
 // Bounds of predicted times, in seconds: 0 is no prediction, and a page may report anything.

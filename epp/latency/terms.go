@@ -27,13 +27,14 @@ var handoffPrior = usual(vector{0.030, 0.007, 0.005}, vector{0.030, 0.010, 0.010
 
 func handoffTerms(moved int, answers float64) vector { return vector{1, kilo(moved), answers / 16} }
 
-// The terms of the time of a step that generates a token for each answer, while it computes no prompts: what every step takes, each 16 answers,
-// and each 100,000 tokens of their contexts. The prior is between the engines whose step times are published: 6 to 28 ms, 0.01 to 0.07
+// The terms of the time of a step that generates a token for each answer, besides the tokens of prompts that the engine computes meanwhile: what
+// every step takes, each 16 answers, each 100,000 tokens of their contexts, and 10 prompts that the engine computes in a second, however short they
+// are: a step with a few tokens of a prompt takes longer than one without. The prior is between the engines whose step times are published: 6 to 28 ms, 0.01 to 0.07
 // ms for an answer, 0.03 to 0.2 ms for 1,000 tokens of context.
-var tokenPrior = usual(vector{0.015, 0.0005, 0.004}, vector{0.015, 0.001, 0.004})
+var tokenPrior = usual(vector{0.015, 0.0005, 0.004, 0.0005}, vector{0.015, 0.001, 0.004, 0.0005})
 
-func tokenTerms(answers float64, context float64) vector {
-	return vector{1, answers / 16, context / 100_000}
+func tokenTerms(answers, context, prompts float64) vector {
+	return vector{1, answers / 16, context / 100_000, prompts / 10}
 }
 
 // usual returns a prior of which nothing is known but that engines of its kind exist.

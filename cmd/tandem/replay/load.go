@@ -246,6 +246,27 @@ func (s *source) calls() []workload.Call {
 	return s.shape.Calls(rand.New(rand.NewPCG(s.seed, 0)), n)
 }
 
+// rate returns how many sessions of a trace begin in a second, over its whole length.
+func (s *source) rate() float64 {
+	whole := *s.flags
+	whole.Requests = 0
+	from := *s
+	from.flags = &whole
+	calls, sessions := from.calls(), 0
+	if s.arrivals.Rates != (workload.Rates{}) {
+		s.arrivals.Space(rand.New(rand.NewPCG(s.seed, 3)), calls)
+	}
+	for i := range calls {
+		if calls[i].After == 0 {
+			sessions++
+		}
+	}
+	if span := (calls[len(calls)-1].Due - calls[0].Due).Seconds(); span > 0 && sessions > 1 {
+		return float64(sessions-1) / span
+	}
+	return 1
+}
+
 // streams returns the streams of a call, which the turns of a session share.
 func streams(calls []workload.Call, requests []replay.Request, c *workload.Call) []replay.Stream {
 	if c.After > 0 && &calls[c.After-1].Streams[0] == &c.Streams[0] {

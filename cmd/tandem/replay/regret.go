@@ -19,25 +19,35 @@ import (
 	"github.com/tandem-serving/tandem/replay"
 )
 
-// testedWorkload is a shape of traffic on which policies are compared, with what its clients want.
+// testedWorkload is traffic on which policies are compared, with what its clients want.
 type testedWorkload struct {
-	shape string
+	name  string // of the shape, or of the trace
 	slo   replay.SLO
 	span  time.Duration // in which requests come: longer than their answers take
+	trace *source       // nil: a shape
+}
+
+// about says what the workload is.
+func (w *testedWorkload) about() string {
+	if w.trace != nil {
+		return "the trace " + w.name
+	}
+	shape, _ := workload.ShapeOf(w.name)
+	return shape.About
 }
 
 // testedWorkloads: prompts of one length, short and even ones, shared beginnings that caches hold and that they do not, long documents,
 // conversations with short and with long turns, and long answers.
 var testedWorkloads = []testedWorkload{
-	{"pd-guide", replay.SLO{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond}, time.Minute},
-	{"pd-even", replay.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond}, 2 * time.Minute},
-	{"sharegpt", replay.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond}, time.Minute},
-	{"b2b-saas", replay.SLO{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond}, 2 * time.Minute},
-	{"tiered-prefix", replay.SLO{TTFT: 5 * time.Second, TPOT: 50 * time.Millisecond}, time.Minute},
-	{"document-qa", replay.SLO{TTFT: 15 * time.Second, TPOT: 50 * time.Millisecond}, 3 * time.Minute},
-	{"code-generation", replay.SLO{TTFT: 15 * time.Second, TPOT: 50 * time.Millisecond}, 3 * time.Minute},
-	{"chat", replay.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond}, 2 * time.Minute},
-	{"reasoning", replay.SLO{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond}, 10 * time.Minute},
+	{"pd-guide", replay.SLO{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond}, time.Minute, nil},
+	{"pd-even", replay.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond}, 2 * time.Minute, nil},
+	{"sharegpt", replay.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond}, time.Minute, nil},
+	{"b2b-saas", replay.SLO{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond}, 2 * time.Minute, nil},
+	{"tiered-prefix", replay.SLO{TTFT: 5 * time.Second, TPOT: 50 * time.Millisecond}, time.Minute, nil},
+	{"document-qa", replay.SLO{TTFT: 15 * time.Second, TPOT: 50 * time.Millisecond}, 3 * time.Minute, nil},
+	{"code-generation", replay.SLO{TTFT: 15 * time.Second, TPOT: 50 * time.Millisecond}, 3 * time.Minute, nil},
+	{"chat", replay.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond}, 2 * time.Minute, nil},
+	{"reasoning", replay.SLO{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond}, 10 * time.Minute, nil},
 }
 
 // What is compared by default.
@@ -166,10 +176,36 @@ type group struct {
 	cells    []*cell
 }
 
-// newStudy lists what is compared. Pools and engines of flags take the place of the usual ones.
-func (s *settings) newStudy() (*study, error) {
+// ownSpan is the span of a workload of the command line.
+const ownSpan = 2 * time.Minute
+
+// workloads returns what the command line names, or else the usual ones.
+func (s *settings) workloads(files []string, warnings io.Writer) ([]testedWorkload, error) {
+	if len(files) == 0 && s.Load.Shape == "" {
+		return testedWorkloads, nil
+	}
+	from, err := s.Load.source(files, s.Picker.Seed, warnings)
+	if err != nil {
+		return nil, fmt.Errorf("reading the trace: %w", err)
+	}
+	own := testedWorkload{name: from.name, slo: s.slo(), span: ownSpan}
+	if from.trace != nil {
+		if n := len(from.calls()); n < leastTested && s.Load.Requests == 0 {
+			return nil, fmt.Errorf("%s has %d requests, and --regret needs %d to load a pool; --requests says to use fewer", from.name, n, leastTested)
+		}
+		own.trace = from
+	}
+	return []testedWorkload{own}, nil
+}
+
+// newStudy lists what is compared. Workloads, pools and engines of the command line take the place of the usual ones.
+func (s *settings) newStudy(files []string, warnings io.Writer) (*study, error) {
 	usual := defaults()
-	t := &study{settings: s, workloads: testedWorkloads, pools: testedPools, loads: testedLoads}
+	t := &study{settings: s, pools: testedPools, loads: testedLoads}
+	var err error
+	if t.workloads, err = s.workloads(files, warnings); err != nil {
+		return nil, err
+	}
 	names := testedEngines
 	if !slices.Equal(s.Pool.Engines, usual.Pool.Engines) {
 		names = s.Pool.Engines
@@ -184,7 +220,6 @@ func (s *settings) newStudy() (*study, error) {
 		}
 		t.models = append(t.models, m)
 	}
-	var err error
 	if t.policies, err = s.Picker.policies(); err != nil {
 		return nil, err
 	}
@@ -226,10 +261,10 @@ func (t *study) perform(ctx context.Context, to io.Writer) error {
 				err := g.perform(ctx)
 				mu.Lock()
 				if finished++; err != nil {
-					failed = errors.Join(failed, fmt.Errorf("%s, %s, %v: %w", g.workload.shape, g.model.name, g.pool, err))
+					failed = errors.Join(failed, fmt.Errorf("%s, %s, %v: %w", g.workload.name, g.model.name, g.pool, err))
 				} else {
 					left := time.Since(began) / time.Duration(finished) * time.Duration(len(groups)-finished)
-					fmt.Fprintf(to, "%d/%d %s %s %v, about %v left\n", finished, len(groups), g.workload.shape, g.model.name, g.pool, left.Round(time.Second))
+					fmt.Fprintf(to, "%d/%d %s %s %v, about %v left\n", finished, len(groups), g.workload.name, g.model.name, g.pool, left.Round(time.Second))
 				}
 				mu.Unlock()
 			}
@@ -242,14 +277,29 @@ func (t *study) perform(ctx context.Context, to io.Writer) error {
 	return failed
 }
 
-// load returns the requests at a rate of sessions. They come for as long as the workload says.
+// load returns the requests at a rate of sessions. They come for as long as the workload says; those of a trace come as they came, but
+// faster or slower.
 func (g *group) load(rate float64) (*replay.Trace, error) {
-	f := loadFlags{Shape: g.workload.shape, Rate: workload.Rates{First: rate, Last: rate}, Requests: g.requests(rate)}
+	if g.workload.trace != nil {
+		return g.hastened(rate)
+	}
+	f := loadFlags{Shape: g.workload.name, Rate: workload.Rates{First: rate, Last: rate}, Requests: g.requests(rate)}
 	from, err := f.source(nil, g.settings.Picker.Seed, io.Discard)
 	if err != nil {
 		return nil, err
 	}
 	t, err := from.requests(1, 0)
+	if err == nil {
+		t.Wanted = g.workload.slo
+	}
+	return t, err
+}
+
+// hastened returns the first requests of a trace, at a rate of sessions.
+func (g *group) hastened(rate float64) (*replay.Trace, error) {
+	from, flags := *g.workload.trace, *g.workload.trace.flags
+	flags.Requests, from.flags = g.requests(rate), &flags
+	t, err := from.requests(rate/from.rate(), 0)
 	if err == nil {
 		t.Wanted = g.workload.slo
 	}
@@ -370,7 +420,7 @@ func (g *group) perform(ctx context.Context) error {
 		return err
 	}
 	for _, load := range g.loads {
-		c := &cell{Workload: g.workload.shape, Engine: g.model.name, Pool: g.pool.String(), Load: load, Rate: rounded(capacity * float64(load) / 100)}
+		c := &cell{Workload: g.workload.name, Engine: g.model.name, Pool: g.pool.String(), Load: load, Rate: rounded(capacity * float64(load) / 100)}
 		if capacity > 0 {
 			if err := g.run(ctx, c); err != nil {
 				return err

@@ -22,7 +22,7 @@ import (
 func slice(t *testing.T) *study {
 	t.Helper()
 	s := defaults()
-	x, err := s.newStudy()
+	x, err := s.newStudy(nil, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestStandings(t *testing.T) {
 // TestCapacity: just below it an extreme policy serves enough requests, and not much above it none does.
 func TestCapacity(t *testing.T) {
 	s := defaults()
-	x, err := s.newStudy()
+	x, err := s.newStudy(nil, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestCapacity(t *testing.T) {
 
 func TestStudyIsInterrupted(t *testing.T) {
 	s := defaults()
-	x, err := s.newStudy()
+	x, err := s.newStudy(nil, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,13 +17,26 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
-	"github.com/tandem-serving/tandem/cmd/tandem/workload"
 	"github.com/tandem-serving/tandem/replay"
 )
 
+// checkRegret returns why flags make no sense with --regret; nil if they do.
+func (s *settings) checkRegret() error {
+	switch usual := defaults(); {
+	case !slices.Equal(s.Load.Speeds, usual.Load.Speeds) || len(s.Load.Concurrency) > 0:
+		return boot.Usagef("--regret looks for the rates itself: leave out --speed and --concurrency")
+	case s.Load.Classes != "":
+		return boot.Usagef("--regret has one objective, that of --slo-ttft and --slo-tpot: leave out --classes")
+	}
+	return nil
+}
+
 // regret is the command with --regret. Nothing is written if it is interrupted: half a study would compare other things.
-func (s *settings) regret(ctx context.Context, std boot.IO) error {
-	t, err := s.newStudy()
+func (s *settings) regret(ctx context.Context, files []string, std boot.IO) error {
+	if err := s.checkRegret(); err != nil {
+		return err
+	}
+	t, err := s.newStudy(files, std.Stderr)
 	if err != nil {
 		return boot.Configf("%w", err)
 	}
@@ -50,8 +63,22 @@ func (s *settings) regret(ctx context.Context, std boot.IO) error {
 	return nil
 }
 
-// again is the command that replays a cell; the flags of a policy come in addition.
-const again = "tandem replay --shape WORKLOAD --rate RATE --requests REQUESTS --engine ENGINE --pool POOL --slo-ttft TTFT --slo-tpot TPOT --first-event-timeout 0"
+// again returns the command that replays a cell; the flags of a policy come in addition.
+func (t *study) again() string {
+	load := "--shape WORKLOAD --rate RATE"
+	if from := t.workloads[0].trace; from != nil {
+		load = fmt.Sprintf("%s --speed RATE/%.4g", from.name, from.rate())
+	}
+	return "tandem replay " + load + " --requests REQUESTS --engine ENGINE --pool POOL --slo-ttft TTFT --slo-tpot TPOT --first-event-timeout 0"
+}
+
+// madeBy returns the command that makes the report.
+func (t *study) madeBy() string {
+	if len(t.workloads) == len(testedWorkloads) {
+		return "make replay-report"
+	}
+	return "tandem replay --regret"
+}
 
 // json writes every cell, one on a line.
 func (t *study) json(w io.Writer) error {
@@ -63,8 +90,7 @@ func (t *study) json(w io.Writer) error {
 	}
 	var workloads []studied
 	for _, one := range t.workloads {
-		shape, _ := workload.ShapeOf(one.shape)
-		workloads = append(workloads, studied{one.shape, shape.About, millis(one.slo.TTFT), millis(one.slo.TPOT)})
+		workloads = append(workloads, studied{one.name, one.about(), millis(one.slo.TTFT), millis(one.slo.TPOT)})
 	}
 	var b bytes.Buffer
 	lines := func(name, end string, n int, at func(i int) any) error {
@@ -79,7 +105,7 @@ func (t *study) json(w io.Writer) error {
 		fmt.Fprintf(&b, "  ]%s\n", end)
 		return nil
 	}
-	fmt.Fprintf(&b, "{\n  \"made_by\": \"make replay-report\",\n  \"a_cell_again\": %q,\n", again)
+	fmt.Fprintf(&b, "{\n  \"made_by\": %q,\n  \"a_cell_again\": %q,\n", t.madeBy(), t.again())
 	if err := errors.Join(
 		lines("workloads", ",", len(workloads), func(i int) any { return workloads[i] }),
 		lines("policies", ",", len(t.policies), func(i int) any { return t.policies[i] }),
@@ -178,7 +204,7 @@ func (t *study) compared() (n int) {
 }
 
 func (t *study) page() *report.Plots {
-	p := &report.Plots{Title: "How far policies are behind the best one", About: []string{"make replay-report", fmt.Sprintf("%d workloads", len(t.workloads)),
+	p := &report.Plots{Title: "How far policies are behind the best one", About: []string{t.madeBy(), fmt.Sprintf("%d workloads", len(t.workloads)),
 		fmt.Sprintf("%d engines", len(t.models)), fmt.Sprintf("%d pools of %d engines", len(t.pools), t.pools[0].Engines()),
 		fmt.Sprintf("%d to %d %% of the capacity", slices.Min(t.loads), slices.Max(t.loads))}}
 	p.Lead = fmt.Sprintf("Each of %d policies ran in %d cells of workload, engine, pool and load. The regret of a policy is the part of the goodput of the best one in the cell that it lacks.",
@@ -247,9 +273,8 @@ func (t *study) overall() report.PlotSection {
 // byWorkload shows the requests that met the objective, by load.
 func (t *study) byWorkload() (all []report.PlotSection) {
 	for _, w := range t.workloads {
-		shape, _ := workload.ShapeOf(w.shape)
-		s := report.PlotSection{Title: w.shape, Note: fmt.Sprintf("%s; here the load sets the rate. Wanted: TTFT ≤ %v and TPOT ≤ %v. Means over the pools; shared: as many engines that do both, always local.",
-			shape.About, w.slo.TTFT, w.slo.TPOT)}
+		s := report.PlotSection{Title: w.name, Note: fmt.Sprintf("%s; here the load sets the rate. Wanted: TTFT ≤ %v and TPOT ≤ %v. Means over the pools; shared: as many engines that do both, always local.",
+			w.about(), w.slo.TTFT, w.slo.TPOT)}
 		for _, m := range t.models {
 			p := report.Plot{Title: m.name, X: "load, percent of the capacity", Y: "Percent of the requests that met the objective", Dots: true}
 			for i := range len(t.policies) + 1 {
@@ -260,7 +285,7 @@ func (t *study) byWorkload() (all []report.PlotSection) {
 				for x, load := range t.loads {
 					met, n := 0.0, 0
 					for _, c := range t.cells {
-						if c.Workload != w.shape || c.Engine != m.name || c.Load != load || c.Best == "" {
+						if c.Workload != w.name || c.Engine != m.name || c.Load != load || c.Best == "" {
 							continue
 						}
 						n++
@@ -297,7 +322,7 @@ func (t *study) tables() []report.MeasuredTable {
 	for _, p := range t.policies {
 		standings.Notes = append(standings.Notes, strings.TrimRight(fmt.Sprintf("%s: %s. %s", p.Name, p.About, p.Flags), " "))
 	}
-	standings.Notes = append(standings.Notes, "A cell again: "+again)
+	standings.Notes = append(standings.Notes, "A cell again: "+t.again())
 	mine := slices.IndexFunc(t.policies, func(p policy) bool { return p.Name == ours })
 	sorted := slices.DeleteFunc(slices.Clone(t.cells), func(c *cell) bool { return c.Best == "" })
 	slices.SortStableFunc(sorted, func(a, b *cell) int { return cmp.Compare(b.Scores[mine].Regret, a.Scores[mine].Regret) })
@@ -320,14 +345,14 @@ func p95(s *score) string {
 // means returns the mean regret over the loads, of each policy on each workload, engine and pool.
 func (t *study) means() (all []report.MeasuredTable) {
 	for _, w := range t.workloads {
-		table := report.MeasuredTable{Name: w.shape + ": mean regret over the loads, in percent", Columns: []string{"engine", "pool", "capacity, sessions/s"}}
+		table := report.MeasuredTable{Name: w.name + ": mean regret over the loads, in percent", Columns: []string{"engine", "pool", "capacity, sessions/s"}}
 		for _, p := range t.policies {
 			table.Columns = append(table.Columns, p.Name)
 		}
 		table.Columns = append(table.Columns, "shared")
 		for _, m := range t.models {
 			for _, pool := range t.pools {
-				table.Rows = append(table.Rows, t.meanRow(w.shape, m.name, pool))
+				table.Rows = append(table.Rows, t.meanRow(w.name, m.name, pool))
 			}
 		}
 		all = append(all, table)
@@ -335,11 +360,11 @@ func (t *study) means() (all []report.MeasuredTable) {
 	return all
 }
 
-func (t *study) meanRow(shape, engine string, pool replay.Pool) report.MeasuredRow {
+func (t *study) meanRow(name, engine string, pool replay.Pool) report.MeasuredRow {
 	var cells []*cell
 	shared, capacity := 0.0, 0.0
 	for _, c := range t.cells {
-		if c.Workload == shape && c.Engine == engine && c.Pool == pool.String() && c.Best != "" {
+		if c.Workload == name && c.Engine == engine && c.Pool == pool.String() && c.Best != "" {
 			cells = append(cells, c)
 			shared, capacity = shared+c.Shared.Regret, c.Rate*100/float64(c.Load)
 		}

@@ -41,10 +41,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 		return boot.Configf("reading %s: %w", s.Pool.File, err)
 	}
 	if s.Why.Regret {
-		if len(files) > 0 {
-			return boot.Usagef("--regret has workloads of its own: leave out the trace")
-		}
-		return s.regret(ctx, std)
+		return s.regret(ctx, files, std)
 	}
 	runs, err := s.plan(files, std.Stderr)
 	if err == nil {

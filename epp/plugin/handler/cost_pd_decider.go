@@ -106,7 +106,8 @@ func (d *byCost) Decide(a *epp.Alternatives) epp.Ruling {
 func (d *byCost) local(a *epp.Alternatives, ttft, tpot time.Duration) epp.Cost {
 	decode := &a.Local[0]
 	prompt := d.model.Prompt(decode, a.Tokens, a.Cached)
-	with, without := d.model.Token(decode, a.Tokens, a.Tokens-a.Cached).Time, d.model.Token(decode, a.Tokens, 0).Time
+	own := max(1, a.Tokens-a.Cached) // engines compute the last token of a prompt even if all of it is cached
+	with, without := d.model.Token(decode, a.Tokens, own).Time, d.model.Token(decode, a.Tokens, 0).Time
 	answers, _ := decode.Running()
 	late := float64(ttft) * (answers + 1) * (excess(with, tpot) - excess(without, tpot))
 	longer := behind * d.model.Queue(decode) * float64(prompt.Own)
