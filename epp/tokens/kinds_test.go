@@ -101,21 +101,21 @@ func monFile(t *testing.T, normalizer object) string {
 
 // TestUnigramAndWordPiece compares these models with the reference, as TestIDsAreTheReferences does for those of engines.
 func TestUnigramAndWordPiece(t *testing.T) {
-	kinds := map[string]func() string{
-		"bert":              func() string { return bertFile(t) },
-		"mon":               func() string { return monFile(t, nil) },
-		"mon with nmt_nfkc": func() string { return monFile(t, nfkc(t)) },
+	kinds := map[string]func(*testing.T) string{
+		"bert":              bertFile,
+		"mon":               func(t *testing.T) string { return monFile(t, nil) },
+		"mon with nmt_nfkc": func(t *testing.T) string { return monFile(t, nfkc(t)) },
 	}
 	small, err := filepath.Glob("testdata/small/*.json")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range small {
-		kinds[filepath.Base(path)] = func() string { return path }
+		kinds[filepath.Base(path)] = func(*testing.T) string { return path }
 	}
 	for _, name := range slices.Sorted(maps.Keys(kinds)) {
 		t.Run(name, func(t *testing.T) {
-			path := kinds[name]()
+			path := kinds[name](t)
 			texts := slices.Concat(sentences, randomTexts(100, addedTokens(t, path)))
 			if !raced {
 				texts = slices.Concat(sentences, randomTexts(1000, addedTokens(t, path)), everyCharacter(),
