@@ -14,15 +14,23 @@ import (
 const (
 	// knownBytes is how much memory a model's template takes at most for the messages that it remembers.
 	knownBytes = 32 << 20
-	// messageOverhead is about what a message takes besides its text, which is there twice (bytes).
-	messageOverhead = 1 << 10
+	// messageOverhead is about what a message takes besides its text, which is there twice, and its values (bytes).
+	messageOverhead = 512
+	// valueBytes is about what a value in a message takes besides its text (bytes): an empty dictionary with its place in a list, or a member
+	// of a dictionary with its key and its place in a map.
+	valueBytes = 128
+	// longest is how large a message may be, read or prepared (bytes): larger ones are not remembered.
+	longest = knownBytes / shards / 16
 	// shards are locked on their own.
 	shards = 16
 )
 
 // message is a message that was read. It is not changed.
 type message struct {
+	by       *known // nil: it is not remembered
 	text     []byte
+	hash     uint64
+	size     int // in memory (bytes), guarded by its shard
 	read     *jinja.Dict
 	prepared [variants]atomic.Pointer[jinja.Dict] // what a variant of the template gets, nil = it was not prepared yet
 }
@@ -56,28 +64,66 @@ func (k *known) Find(text []byte) jinja.Value {
 
 // Add implements jinja.Items.
 func (k *known) Add(text []byte, read *jinja.Dict) jinja.Value {
-	m := &message{read: read}
-	if len(text) > knownBytes/shards/16 {
+	m := &message{read: read, size: 2*len(text) + messageOverhead + valueBytes*values(read)}
+	if m.size > longest {
 		return m
 	}
-	m.text = bytes.Clone(text)
-	h := maphash.Bytes(seed, text)
-	s := &k[h%shards]
+	m.by, m.text, m.hash = k, bytes.Clone(text), maphash.Bytes(seed, text)
+	s := &k[m.hash%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k.keep(h, m)
+	k.keep(m.hash, m)
 	return m
+}
+
+// remember keeps what a variant of the template gets of a message that is remembered. It may be larger than what was read: arguments of tool
+// calls are texts there, and objects here.
+func (m *message) remember(variant int, prepared *jinja.Dict) {
+	if m.by == nil {
+		return
+	}
+	size := valueBytes * values(prepared)
+	if size > longest {
+		return
+	}
+	s := &m.by[m.hash%shards]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m.prepared[variant].Swap(prepared) != nil {
+		return
+	}
+	m.size += size
+	if s.young[m.hash] == m {
+		s.bytes += size
+	}
+}
+
+// values returns how many values a value consists of.
+func values(v jinja.Value) int {
+	n := 1
+	switch v := v.(type) {
+	case *jinja.Dict:
+		for _, key := range v.Keys() {
+			member, _ := v.Get(key)
+			n += values(member)
+		}
+	case *jinja.List:
+		for _, item := range v.Items {
+			n += values(item)
+		}
+	}
+	return n
 }
 
 // keep puts a message into the young generation of its shard, which is locked.
 func (k *known) keep(h uint64, m *message) {
 	s := &k[h%shards]
-	size := 2*len(m.text) + messageOverhead
-	if s.young == nil || s.bytes+size > knownBytes/shards/2 {
+	if s.young == nil || s.bytes+m.size > knownBytes/shards/2 {
 		s.old, s.young, s.bytes = s.young, make(map[uint64]*message), 0
 	}
-	if s.young[h] == nil {
-		s.bytes += size
+	if before := s.young[h]; before != nil {
+		s.bytes -= before.size
 	}
+	s.bytes += m.size
 	s.young[h] = m
 }

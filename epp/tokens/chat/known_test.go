@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -146,7 +148,7 @@ func TestKnownMessagesTakeLittleMemory(t *testing.T) {
 	for i := range k {
 		for _, generation := range []map[uint64]*message{k[i].young, k[i].old} {
 			for _, m := range generation {
-				bytes += 2*len(m.text) + messageOverhead
+				bytes += m.size
 			}
 		}
 	}
@@ -159,5 +161,41 @@ func TestKnownMessagesTakeLittleMemory(t *testing.T) {
 	add(string(make([]byte, knownBytes)))
 	if k.Find(make([]byte, knownBytes)) != nil {
 		t.Error("a message that takes all memory is remembered")
+	}
+}
+
+// TestKnownMessagesOfManyValues: what takes much more memory than its text is counted, as it is read and as the template gets it.
+func TestKnownMessagesOfManyValues(t *testing.T) {
+	empty := "[" + strings.Repeat("{},", 400) + "{}]"
+	many := "[" + strings.Repeat("{},", 20_000) + "{}]"
+	call := func(arguments string) string {
+		return `{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":` + strconv.Quote(`{"a":`+arguments+`}`) + `}}]}`
+	}
+	for _, c := range []struct {
+		name, text        string
+		remembered, whole bool // whole: also as the template gets it
+	}{
+		{"some values", `{"role":"user","content":"a","x":` + empty + `}`, true, true},
+		{"many values", `{"role":"user","content":"a","x":` + many + `}`, false, false},
+		{"some arguments", call(empty), true, true},
+		{"many arguments", call(many), true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			template, err := Read(nil, []byte(chatml))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := template.Append(t.Context(), nil, []byte(`{"messages":[`+c.text+`]}`), time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+			v := template.known.Find([]byte(c.text))
+			m, ok := v.(*message)
+			if ok != c.remembered || ok && (m.prepared[0].Load() != nil) != c.whole {
+				t.Fatalf("remembered: %v, want %v, as the template gets it: %v", ok, c.remembered, c.whole)
+			}
+			if ok && c.whole && (m.size < 400*valueBytes || template.known[m.hash%shards].bytes != m.size) {
+				t.Errorf("it takes %d bytes, its shard %d", m.size, template.known[m.hash%shards].bytes)
+			}
+		})
 	}
 }

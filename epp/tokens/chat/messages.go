@@ -44,7 +44,7 @@ func (t *variant) prepared(m *message) (*jinja.Dict, error) {
 	}
 	d, err := t.message(m.read)
 	if err == nil {
-		m.prepared[t.number].Store(d)
+		m.remember(t.number, d)
 	}
 	return d, err
 }
