@@ -29,8 +29,8 @@ func handoffTerms(moved int, answers float64) vector { return vector{1, kilo(mov
 
 // The terms of the time of a step that generates a token for each answer, besides the tokens of prompts that the engine computes meanwhile: what
 // every step takes, each 16 answers, each 100,000 tokens of their contexts, and 10 prompts that the engine computes in a second, however short they
-// are: a step with a few tokens of a prompt takes longer than one without. The prior is between the engines whose step times are published: 6 to 28 ms, 0.01 to 0.07
-// ms for an answer, 0.03 to 0.2 ms for 1,000 tokens of context.
+// are: a step with a few tokens of a prompt takes longer than one without. The prior is between the engines whose step times are published: 6 to
+// 28 ms, 0.01 to 0.07 ms for an answer, 0.03 to 0.2 ms for 1,000 tokens of context.
 var tokenPrior = usual(vector{0.015, 0.0005, 0.004, 0.0005}, vector{0.015, 0.001, 0.004, 0.0005})
 
 func tokenTerms(answers, context, prompts float64) vector {

@@ -21,15 +21,21 @@ import (
 
 // testedWorkload is traffic on which policies are compared, with what its clients want.
 type testedWorkload struct {
-	name  string // of the shape, or of the trace
-	slo   replay.SLO
-	span  time.Duration // in which requests come: longer than their answers take
-	trace *source       // nil: a shape
+	name string // of the shape, or of the trace
+	slo  replay.SLO
+	span time.Duration // in which requests come: longer than their answers take
+	*traced
+}
+
+// traced is where the requests of a workload come from that is a trace.
+type traced struct {
+	from *source
+	rate float64 // of sessions that begin in a second, at its own speed
 }
 
 // about says what the workload is.
 func (w *testedWorkload) about() string {
-	if w.trace != nil {
+	if w.traced != nil {
 		return "the trace " + w.name
 	}
 	shape, _ := workload.ShapeOf(w.name)
@@ -136,6 +142,7 @@ func (f *pickerFlags) policies() (all []policy, err error) {
 // study is a comparison of policies.
 type study struct {
 	settings  *settings
+	madeBy    string // the command
 	policies  []policy
 	workloads []testedWorkload
 	models    []model
@@ -193,7 +200,7 @@ func (s *settings) workloads(files []string, warnings io.Writer) ([]testedWorklo
 		if n := len(from.calls()); n < leastTested && s.Load.Requests == 0 {
 			return nil, fmt.Errorf("%s has %d requests, and --regret needs %d to load a pool; --requests says to use fewer", from.name, n, leastTested)
 		}
-		own.trace = from
+		own.traced = &traced{from, from.rate()}
 	}
 	return []testedWorkload{own}, nil
 }
@@ -201,10 +208,13 @@ func (s *settings) workloads(files []string, warnings io.Writer) ([]testedWorklo
 // newStudy lists what is compared. Workloads, pools and engines of the command line take the place of the usual ones.
 func (s *settings) newStudy(files []string, warnings io.Writer) (*study, error) {
 	usual := defaults()
-	t := &study{settings: s, pools: testedPools, loads: testedLoads}
+	t := &study{settings: s, madeBy: "make replay-report", pools: testedPools, loads: testedLoads}
 	var err error
 	if t.workloads, err = s.workloads(files, warnings); err != nil {
 		return nil, err
+	}
+	if len(files) > 0 || s.Load.Shape != "" {
+		t.madeBy = "tandem replay --regret"
 	}
 	names := testedEngines
 	if !slices.Equal(s.Pool.Engines, usual.Pool.Engines) {
@@ -280,7 +290,7 @@ func (t *study) perform(ctx context.Context, to io.Writer) error {
 // load returns the requests at a rate of sessions. They come for as long as the workload says; those of a trace come as they came, but
 // faster or slower.
 func (g *group) load(rate float64) (*replay.Trace, error) {
-	if g.workload.trace != nil {
+	if g.workload.traced != nil {
 		return g.hastened(rate)
 	}
 	f := loadFlags{Shape: g.workload.name, Rate: workload.Rates{First: rate, Last: rate}, Requests: g.requests(rate)}
@@ -297,9 +307,9 @@ func (g *group) load(rate float64) (*replay.Trace, error) {
 
 // hastened returns the first requests of a trace, at a rate of sessions.
 func (g *group) hastened(rate float64) (*replay.Trace, error) {
-	from, flags := *g.workload.trace, *g.workload.trace.flags
+	from, flags := *g.workload.from, *g.workload.from.flags
 	flags.Requests, from.flags = g.requests(rate), &flags
-	t, err := from.requests(rate/from.rate(), 0)
+	t, err := from.requests(rate/g.workload.rate, 0)
 	if err == nil {
 		t.Wanted = g.workload.slo
 	}

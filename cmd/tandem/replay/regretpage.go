@@ -66,18 +66,10 @@ func (s *settings) regret(ctx context.Context, files []string, std boot.IO) erro
 // again returns the command that replays a cell; the flags of a policy come in addition.
 func (t *study) again() string {
 	load := "--shape WORKLOAD --rate RATE"
-	if from := t.workloads[0].trace; from != nil {
-		load = fmt.Sprintf("%s --speed RATE/%.4g", from.name, from.rate())
+	if w := &t.workloads[0]; w.traced != nil {
+		load = fmt.Sprintf("%s --speed RATE/%.4g", w.name, w.rate)
 	}
 	return "tandem replay " + load + " --requests REQUESTS --engine ENGINE --pool POOL --slo-ttft TTFT --slo-tpot TPOT --first-event-timeout 0"
-}
-
-// madeBy returns the command that makes the report.
-func (t *study) madeBy() string {
-	if len(t.workloads) == len(testedWorkloads) {
-		return "make replay-report"
-	}
-	return "tandem replay --regret"
 }
 
 // json writes every cell, one on a line.
@@ -105,7 +97,7 @@ func (t *study) json(w io.Writer) error {
 		fmt.Fprintf(&b, "  ]%s\n", end)
 		return nil
 	}
-	fmt.Fprintf(&b, "{\n  \"made_by\": %q,\n  \"a_cell_again\": %q,\n", t.madeBy(), t.again())
+	fmt.Fprintf(&b, "{\n  \"made_by\": %q,\n  \"a_cell_again\": %q,\n", t.madeBy, t.again())
 	if err := errors.Join(
 		lines("workloads", ",", len(workloads), func(i int) any { return workloads[i] }),
 		lines("policies", ",", len(t.policies), func(i int) any { return t.policies[i] }),
@@ -204,7 +196,7 @@ func (t *study) compared() (n int) {
 }
 
 func (t *study) page() *report.Plots {
-	p := &report.Plots{Title: "How far policies are behind the best one", About: []string{t.madeBy(), fmt.Sprintf("%d workloads", len(t.workloads)),
+	p := &report.Plots{Title: "How far policies are behind the best one", About: []string{t.madeBy, fmt.Sprintf("%d workloads", len(t.workloads)),
 		fmt.Sprintf("%d engines", len(t.models)), fmt.Sprintf("%d pools of %d engines", len(t.pools), t.pools[0].Engines()),
 		fmt.Sprintf("%d to %d %% of the capacity", slices.Min(t.loads), slices.Max(t.loads))}}
 	p.Lead = fmt.Sprintf("Each of %d policies ran in %d cells of workload, engine, pool and load. The regret of a policy is the part of the goodput of the best one in the cell that it lacks.",
