@@ -31,6 +31,7 @@ type Endpoint struct {
 	inFlight *meter         // shared by all versions
 	peer     *atomic.Uint32 // a Peer, and takesRanks; shared by all versions
 	presumed EngineMode     // while no page was read
+	traits   KVTraits       // that labels tell
 }
 
 // Peer says what takes the requests at an endpoint's address.
@@ -58,7 +59,7 @@ func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, la
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	role, _ := pd.ParseRole(labels[pd.RoleLabel]) // an unknown value serves no stage
 	e := &Endpoint{Name: name, Namespace: namespace, Addr: addr, Address: addr.String(), Metrics: metrics, Role: role,
-		Labels: labels, signals: labelValues(labels), presumed: presumedMode(labels), inFlight: new(meter), peer: new(atomic.Uint32)}
+		Labels: labels, signals: labelValues(labels), presumed: presumedMode(labels), traits: labelTraits(labels), inFlight: new(meter), peer: new(atomic.Uint32)}
 	if e.Metrics == "" {
 		e.Metrics = e.Address
 	}
@@ -110,6 +111,7 @@ type Load struct {
 	Signals     Values   // of every PageSignal that the page had
 	Cache       CacheInfo
 	Engine      string // the engine that wrote the page, by the names of its families: vllm or sglang; "" = not known
+	Connector   string // ConnectorNIXL if the page has metrics of it; "" = not known
 	Ranks       *Ranks // of an engine with several data-parallel ranks that tells their loads apart; else nil
 	LoRA        *LoRA  // nil: the page names no adapters
 	// Attributes are the values of the extractor's customMetrics that are no signals; nil: the page had none of them.
@@ -151,6 +153,8 @@ type CacheInfo struct {
 	BlockTokens int  `json:"block_tokens"` // tokens in a block
 	Blocks      int  `json:"blocks"`
 	NoPrefixes  bool `json:"no_prefixes,omitempty"` // the engine keeps no beginnings of prompts for later requests
+	// Type is that of its elements, as the page names it; "": it is the model's own, or the page does not tell it.
+	Type string `json:"type,omitempty"`
 }
 
 // LoRA is what an engine reports about its adapters.

@@ -293,6 +293,27 @@ func (k *pick) enter(s *stage) {
 	}
 	k.left = append(k.left, k.all[from:]...)
 	k.dropUnable(s)
+	if s.Split && len(k.chosen[0]) > 0 {
+		k.dropMismatched(&k.chosen[0][0])
+	}
+}
+
+// dropMismatched drops the prefill candidates whose KV caches the engine of the decode endpoint is known to refuse.
+func (k *pick) dropMismatched(decode *epp.Candidate) {
+	n := 0
+	for i := range k.left {
+		if !decode.Reads(&k.left[i]) {
+			if k.trace != nil {
+				k.trace.mismatched(decode, &k.left[i])
+			}
+			continue
+		}
+		if n != i {
+			k.left[n] = k.left[i]
+		}
+		n++
+	}
+	k.left = k.left[:n]
 }
 
 // dropUnable drops the candidates whose engines do not compute the part that the stage is for.

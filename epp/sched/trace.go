@@ -17,6 +17,9 @@ const unreachable = "unreachable"
 // engineMode stands in place of a filter's name for endpoints whose engines do not compute what the stage is for.
 const engineMode = "engine-mode"
 
+// kvMismatch stands there for prefill endpoints whose KV caches the chosen decode engine would refuse: see epp.KVTraits.
+const kvMismatch = "kv-mismatch"
+
 // tracer records a pick that is explained. It need not be fast.
 type tracer struct {
 	epp.Trace
@@ -82,6 +85,13 @@ func (t *tracer) of(c *epp.Candidate) *epp.CandidateTrace {
 func (t *tracer) excluded(by epp.Stage, e *epp.Endpoint) {
 	if i, candidate := t.index[e]; candidate {
 		t.stage.Candidates[i].Dropped = itself(by)
+	}
+}
+
+// mismatched records that the decode engine would refuse the KV caches of a candidate.
+func (t *tracer) mismatched(decode, prefill *epp.Candidate) {
+	if c := t.of(prefill); c.Dropped == "" {
+		c.Dropped, c.Mismatch = kvMismatch, decode.Traits().Refuses(prefill.Traits())
 	}
 }
 

@@ -67,6 +67,8 @@ func (r *ranking) why(c *epp.CandidateTrace) string {
 	switch {
 	case c.Dropped == engineMode:
 		return fmt.Sprintf("dropped: its engine runs in the mode %s, which does not do this", c.Mode)
+	case c.Dropped == kvMismatch:
+		return "dropped: the decode engine cannot read its KV caches: " + c.Mismatch
 	case c.Dropped == unreachable:
 		return "unreachable, as all others are"
 	case c.Dropped != "":

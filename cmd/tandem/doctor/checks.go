@@ -41,8 +41,8 @@ var checks = []check{
 		"start all engines with the same --block-size (SGLang: --page-size), and put it into the picker's configuration (blockSizeTokens)", checkBlockSize},
 	{"engines", "kv-cache", "data type, layout and hashing of the KV caches",
 		"start all engines with the same --kv-cache-dtype and --prefix-caching-hash-algo, and with prefix caching on", checkCache},
-	{"engines", "parallelism", "the tensor parallelism of prefill does not exceed that of decode",
-		"give prefill no more --tensor-parallel-size than decode, unless the model uses multi-head latent attention", checkParallelism},
+	{"engines", "parallelism", "the tensor parallelism of prefill and decode",
+		"give prefill no more --tensor-parallel-size than the model has KV heads", checkParallelism},
 
 	{"hand-off", "connector", "engines have a KV connector",
 		`start the engine with --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}' (decode: kv_consumer)`, checkConnector},
@@ -70,6 +70,8 @@ var checks = []check{
 			"decode forgets a prefill engine that was restarted only when a request has run into it", checkTimeouts},
 	{"hand-off", "protocol", "sidecars speak the hand-off protocol of their engines",
 		"give the sidecar the --kv-connector of its engine", checkProtocol},
+	{"hand-off", "pairs", "each decode engine reads the KV caches of a prefill engine",
+		"start one of both engines anew, so that they are alike in this", checkPairs},
 	{"hand-off", "probe", "a short request for each pair of engines is prefilled remotely (--probe)",
 		"the reason comes from the sidecar; its log has the details", checkProbe},
 

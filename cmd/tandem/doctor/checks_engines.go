@@ -52,7 +52,7 @@ func checkVersion(_ context.Context, f *fleet) finding {
 		return noEngine("shows its version (/version)")
 	}
 	if seen := differ(telling, func(t *target) string { return t.version }); seen != "" {
-		return finding{verdict: fail, seen: seen}
+		return finding{verdict: warn, seen: seen} // the check of pairs says whether a decode engine is left alone by it
 	}
 	found := finding{verdict: ok, seen: "all " + telling[0].version}
 	tested := tested
@@ -130,7 +130,10 @@ func checkBlockSize(_ context.Context, f *fleet) finding {
 		return noEngine("shows its block size (vllm:cache_config_info, sglang:page_size)")
 	}
 	if seen := differ(telling, func(t *target) string { return t.cacheInfo(blockLabel) }); seen != "" {
-		return finding{verdict: fail, seen: seen}
+		if f.onlySGLang() {
+			return finding{verdict: fail, seen: seen}
+		}
+		return finding{verdict: warn, seen: seen} // engines of vLLM compare the blocks of their attention kernels, which are smaller
 	}
 	size := telling[0].cacheInfo(blockLabel)
 	for _, p := range f.pickers {
@@ -196,7 +199,8 @@ func checkParallelism(_ context.Context, f *fleet) finding {
 	}
 	seen := fmt.Sprintf("tensor parallelism: prefill %d, decode %d", most, least)
 	if most > least {
-		return finding{verdict: fail, seen: seen}
+		// vLLM refuses that if prefill has more ranks than the model has KV heads, which is not known here.
+		return finding{verdict: warn, seen: seen}
 	}
 	return finding{verdict: ok, seen: seen}
 }

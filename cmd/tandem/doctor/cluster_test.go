@@ -189,7 +189,7 @@ func TestCluster(t *testing.T) {
 		{"wrong kv_role", "kv-role", fail, "prefill-0: it is labelled prefill and started as kv_consumer", "kv_producer", func(r *release) {
 			r.find("prefill-0").Spec.Containers[0].Args[1] = `{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}`
 		}},
-		{"prefill wider than decode", "parallelism", fail, "prefill 8, decode 2", "--tensor-parallel-size", func(r *release) {
+		{"prefill wider than decode", "parallelism", warn, "prefill 8, decode 2", "--tensor-parallel-size", func(r *release) {
 			r.find("prefill-0").Spec.Containers[0].Args[2] = "--tensor-parallel-size=8"
 		}},
 		{"no such service", "service", fail, "names the Service epp, which does not exist", "endpointPickerRef", func(r *release) { r.service = nil }},

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/sim"
 )
 
@@ -166,8 +167,9 @@ func TestBroken(t *testing.T) {
 		{"no page", "metrics", fail, "prefill-0: it answers 404", "metricsHost", "freshness", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].front = missing("/metrics")
 		}},
-		{"another version", "version", fail, "0.31.0 (prefill-0), 0.32.0 (prefill-1, decode-0, decode-1)", "one version", "", func(_ *testing.T, p *testPool) {
+		{"two versions", "version", warn, "0.31.0 (prefill-0, decode-1), 0.32.0 (prefill-1, decode-0)", "one version", "pairs", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].front = rewrite("/version", "0.32.0", "0.31.0")
+			p.members[decode1].front = rewrite("/version", "0.32.0", "0.31.0")
 		}},
 		{"untested version", "version", warn, "all 0.99.0", "try it with --probe", "", func(_ *testing.T, p *testPool) {
 			for i := range p.members {
@@ -180,7 +182,7 @@ func TestBroken(t *testing.T) {
 		{"another model length", "model-length", fail, "2048 (prefill-0)", "--max-model-len", "", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].cfg.MaxModelLen = 2048
 		}},
-		{"another block size", "block-size", fail, "64 (prefill-0)", "--block-size", "", func(_ *testing.T, p *testPool) {
+		{"another block size", "block-size", warn, "64 (prefill-0)", "--block-size", "", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].front = rewrite("/metrics", `block_size="32"`, `block_size="64"`)
 		}},
 		{"another block size in the picker", "block-size", warn, "all engines 32 tokens, but the prefix index of the picker 64", "to 32", "", func(_ *testing.T, p *testPool) {
@@ -199,9 +201,22 @@ func TestBroken(t *testing.T) {
 			told(p)
 			p.members[prefill0].front = serverInfoOf("kv_consumer", 2)
 		}},
-		{"prefill wider than decode", "parallelism", fail, "prefill 4, decode 2", "no more --tensor-parallel-size", "", func(_ *testing.T, p *testPool) {
+		{"prefill wider than decode", "parallelism", warn, "prefill 4, decode 2", "KV heads", "", func(_ *testing.T, p *testPool) {
 			told(p)
 			p.members[prefill0].front = serverInfoOf("kv_producer", 4)
+		}},
+		{"a prefill engine of another version", "pairs", fail, "no decode engine reads KV caches of prefill-0", "start one of both", "version", func(_ *testing.T, p *testPool) {
+			p.members[prefill0].front = rewrite("/version", "0.32.0", "0.31.0")
+		}},
+		{"two versions in both roles", "pairs", warn, "2 of 4 pairs are refused: prefill-0 → decode-0: version: prefill 0.31.0, decode 0.32.0", epp.LabelEngineVersion, "version", func(_ *testing.T, p *testPool) {
+			p.members[prefill0].front = rewrite("/version", "0.32.0", "0.31.0")
+			p.members[decode1].front = rewrite("/version", "0.32.0", "0.31.0")
+		}},
+		{"tensor parallelism of 2 and 3", "pairs", fail, "tensor-parallel ranks: prefill 3, decode 2", "start one of both", "parallelism", func(_ *testing.T, p *testPool) {
+			told(p)
+			for i := range 2 {
+				p.members[i].front = serverInfoOf("kv_producer", 3)
+			}
 		}},
 		{"side channel closed", "side-channel", fail, "127.0.0.1:1: connection refused", "VLLM_NIXL_SIDE_CHANNEL_HOST", "", func(_ *testing.T, p *testPool) {
 			p.side = "127.0.0.1:1"
@@ -524,11 +539,11 @@ func TestAddresses(t *testing.T) {
 
 func TestText(t *testing.T) {
 	p := healthy()
-	p.members[1].cfg = sim.Config{KV: sim.KVConfig{BlockSize: 64}}
+	p.members[1].cfg = sim.Config{MaxModelLen: 2048}
 	flags := p.start(t)
 	p.loads(t, 4)
 	got := doctor(t.Context(), flags...)
-	want := "  FAIL     block-size     32 (prefill-0, decode-0, decode-1), 64 (prefill-1) → start all engines with the same --block-size"
+	want := "  FAIL     model-length   4096 (prefill-0, decode-0, decode-1), 2048 (prefill-1) → start all engines with the same --max-model-len"
 	if got.code != 1 || !strings.HasPrefix(got.stderr, "reading ") || !strings.Contains(got.stdout, want) || !strings.Contains(got.stdout, "\nengines\n") || strings.Contains(got.stdout, "\x1b") {
 		t.Errorf("exit %d: %s\n%s", got.code, got.stderr, got.stdout)
 	}

@@ -151,6 +151,9 @@ type page struct {
 	engine  string        // that wrote the page: epp.EngineSGLang, or "" = another one
 	mode    epp.EngineMode
 	ranks   rankLoads
+
+	cacheType []byte // of the elements of the cache; empty: the model's own
+	nixl      bool   // the page has metrics of NIXL
 }
 
 // sum adds up the series of one value that have the newest timestamp.
@@ -179,6 +182,7 @@ func (p *page) reset(program *Program) {
 	p.lora = loraLabels{running: p.lora.running[:0], waiting: p.lora.waiting[:0]}
 	p.cache, p.engine, p.mode = epp.CacheInfo{}, "", epp.EngineAny
 	p.ranks.reset()
+	p.cacheType, p.nixl = p.cacheType[:0], false
 }
 
 // line reads one line without its line feed. whole is false if the line was too long, so that its end is missing.
@@ -191,6 +195,9 @@ func (p *page) line(text []byte, whole bool) {
 	}
 	if p.mode == epp.EngineAny {
 		p.noticeSGLang(text)
+	}
+	if !p.nixl {
+		p.nixl = bytes.HasPrefix(text, nixlFamily)
 	}
 	for i := range p.program.families {
 		f := &p.program.families[i]
@@ -208,6 +215,10 @@ func (p *page) line(text []byte, whole bool) {
 		return
 	}
 }
+
+// nixlFamily is the beginning of the names of the families that vLLM's page has, from the start on, if the engine hands KV caches over by
+// NIXL.
+var nixlFamily = []byte("vllm:nixl_")
 
 // sglangFamily is the beginning of the names of SGLang's families.
 var sglangFamily = []byte("sglang:")
@@ -246,7 +257,7 @@ func (p *page) take(of value, s series, ok bool) {
 	case at > v.at:
 		*v = sum{at: at}
 		if of == valueCache {
-			p.cache = epp.CacheInfo{}
+			p.cache, p.cacheType = epp.CacheInfo{}, p.cacheType[:0]
 		}
 	}
 	switch of {
@@ -300,6 +311,20 @@ func (p *page) takeCache(v *sum, s series) {
 	v.count++
 	p.cache.BlockTokens = max(p.cache.BlockTokens, count(tokens))
 	p.cache.Blocks += count(blocks)
+	if of, ok := label(s.labels, cacheTypeLabel); ok && string(of) != epp.CacheTypeAuto {
+		p.cacheType = append(p.cacheType[:0], of...)
+	}
+}
+
+// cacheTypeLabel is vLLM's label of the type of a cache's elements.
+const cacheTypeLabel = "cache_dtype"
+
+// sameText returns a text, in the memory of before if it is the same.
+func sameText(text []byte, before string) string {
+	if string(text) == before {
+		return before
+	}
+	return string(text)
 }
 
 // count reads a label that holds a number. Any other text, such as None, is 0.
@@ -329,6 +354,7 @@ func (p *page) load(before *epp.Load) (l epp.Load, ok bool) {
 	}
 	if v := &p.sums[valueCache]; v.known() {
 		l.Cache = p.cache
+		l.Cache.Type = sameText(p.cacheType, before.Cache.Type)
 	}
 	if v := &p.sums[valueBlockTokens]; v.known() {
 		l.Cache.BlockTokens = int(v.total) / v.count
@@ -339,7 +365,9 @@ func (p *page) load(before *epp.Load) (l epp.Load, ok bool) {
 	if p.sums[valueLoRA].known() {
 		l.LoRA = p.lora.adapters(before.LoRA)
 	}
-	l.Engine, l.Mode = p.engine, p.mode
+	if l.Engine, l.Mode = p.engine, p.mode; p.nixl {
+		l.Connector = epp.ConnectorNIXL
+	}
 	if !p.sums[epp.Waiting].bad && !p.sums[epp.Running].bad && !p.sums[epp.KVUsage].bad {
 		l.Ranks = p.ranks.loads(before.Ranks)
 	}
