@@ -151,7 +151,8 @@ func hold(t *testing.T, pods []pod, leg string) (release func()) {
 	return func() { eachRank(pods, func(_ string, e *server.Server) { e.Faults.Clear() }) }
 }
 
-// mustHold waits until the ranks of a role hold back total requests, and fails unless each has the same number.
+// mustHold waits until the ranks of a role hold back total requests, and fails unless each has its share of them. One more or less is
+// allowed: what the picker reads on a metrics page may be from before its own picks.
 func (p *pool) mustHold(t *testing.T, pods []pod, total int) {
 	t.Helper()
 	counts := map[string]int64{}
@@ -164,8 +165,8 @@ func (p *pool) mustHold(t *testing.T, pods []pod, total int) {
 		return fmt.Sprintf("%d of %d", sum, total), sum == int64(total)
 	})
 	for name, n := range counts {
-		if want := int64(total / len(counts)); n != want {
-			t.Errorf("%s has %d requests, want %d", name, n, want)
+		if share := int64(total / len(counts)); n < share-1 || n > share+1 {
+			t.Errorf("%s has %d requests, want %d, or one more or less", name, n, share)
 		}
 	}
 }
