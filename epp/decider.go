@@ -45,9 +45,10 @@ type NamedDecider struct {
 // Alternatives is what a Decider chooses between. Candidates have the loads, the requests in flight and the cached tokens of
 // the beginning of the pick.
 type Alternatives struct {
-	*Round     // its Stage is the one that is decided on
-	Tokens int // tokens of the prompt
-	Cached int // how many of these the first of Local has cached; never more than Tokens
+	*Round       // its Stage is the one that is decided on
+	Tokens int   // tokens of the prompt
+	Cached int   // how many of these the first of Local has cached; never more than Tokens
+	Loads  Loads // how many of the cached ones it must load
 	// Local are the endpoints that do the work if the ruling is pd.Local, best first: those of the first stage.
 	Local []Candidate
 	// Remote are the endpoints that do it if the ruling is pd.Remote, best first; empty if none is available. nil unless the
@@ -56,6 +57,9 @@ type Alternatives struct {
 	// Links has what is known of the network from each of Remote to the first of Local. nil unless the decider is a Comparer.
 	Links []Link
 }
+
+// Moved returns how many tokens' KV the first of Local needs if another endpoint computes the prompt: all but those in its accelerator's memory.
+func (a *Alternatives) Moved() int { return a.Tokens - a.Cached + a.Loads.Sum() }
 
 // Ruling is the result of a Decider.
 type Ruling struct {

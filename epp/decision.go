@@ -13,9 +13,10 @@ type Decision struct {
 	Picks   []StagePick
 	Verdict pd.Verdict // pd.Remote if a stage that splits the request has endpoints, else pd.Local
 	Reason  pd.Reason
-	Strict  bool // the client forbade local prefill
-	Tokens  int  // length of the prompt, as it was known at the pick
-	Cached  int  // how many of these the first endpoint has cached
+	Strict  bool  // the client forbade local prefill
+	Tokens  int   // length of the prompt, as it was known at the pick
+	Cached  int   // how many of these the first endpoint has cached
+	Loads   Loads // how many of the cached ones it must load
 	// TokenSource is what made the token ids that Tokens counts; nil if the request has ids itself, or its length is estimated.
 	TokenSource TokenSource
 	Costs       []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
@@ -57,6 +58,7 @@ type Seen struct {
 	Load     Load     // from its metrics page, and signals that producers computed
 	InFlight InFlight // that this picker had sent there
 	Cached   int      // tokens of the prompt in its prefix cache
+	Loads    Loads    // those of them that it must load
 }
 
 // Endpoints returns those picked for a stage, best first; none if the stage has none.
@@ -68,6 +70,9 @@ func (d *Decision) Endpoints(stage Stage) []*Endpoint {
 	}
 	return nil
 }
+
+// Moved returns how many tokens' KV the first endpoint needs if another one computes the prompt: all but those in its accelerator's memory.
+func (d *Decision) Moved() int { return d.Tokens - d.Cached + d.Loads.Sum() }
 
 // First returns the endpoints that the request is sent to, best first.
 func (d *Decision) First() []*Endpoint { return d.Picks[0].Endpoints }
@@ -171,6 +176,11 @@ type CandidateTrace struct {
 	Tokens   int      `json:"inflight_tokens"`
 	Cached   int      `json:"cached_tokens"`
 	CachedBy string   `json:"cached_by,omitempty"` // how that is known, where the matcher knows in several ways
+	// Loads are the cached tokens that are not in the accelerator's memory, by where they are, and LoadTime how long loading them takes.
+	Loads    map[string]int `json:"loads,omitempty"`
+	LoadTime float64        `json:"load_seconds,omitempty"`
+	// Saved is how much time the cached tokens save, where the matcher knows.
+	Saved float64 `json:"saved_seconds,omitempty"`
 }
 
 // ScoreTrace is one scorer's score of one candidate.

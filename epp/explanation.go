@@ -67,6 +67,8 @@ type DeciderNumbers struct {
 	Tokens     int    `json:"prompt_tokens"`
 	Cached     int    `json:"cached_tokens"` // on the decode endpoint
 	Uncached   int    `json:"uncached_tokens"`
+	// Loads are the cached tokens that the decode endpoint must load, by where they are.
+	Loads map[string]int `json:"loads,omitempty"`
 }
 
 // Explain makes an explanation from a request (nil if it could not be read), its decision (nil if there is none) and its
@@ -83,7 +85,7 @@ func Explain(r *Request, d *Decision, refused error) *Explanation {
 		for i := range d.Picks {
 			x.Picks = append(x.Picks, PickSummary{d.Picks[i].Row.Stage, addresses(d.Picks[i].Endpoints)})
 		}
-		x.Decider = DeciderNumbers{Tokens: d.Tokens, Cached: d.Cached, Uncached: max(0, d.Tokens-d.Cached)}
+		x.Decider = DeciderNumbers{Tokens: d.Tokens, Cached: d.Cached, Uncached: max(0, d.Tokens-d.Cached), Loads: d.Loads.ByTier()}
 		x.Decider.Name = d.Trace.splitter()
 	}
 	if d != nil && refused == nil {

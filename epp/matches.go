@@ -8,6 +8,8 @@ type Matches struct {
 	// Cached are the cached tokens by the candidate's slot; nil: those of the configuration's first matcher, which are in
 	// Candidate.Cached.
 	Cached []int
+	// Loads are those of Cached; nil: none of them is loaded, or they are in Candidate.Loads.
+	Loads []Loads
 }
 
 // Of returns how many tokens of the prompt a candidate has cached.
@@ -16,6 +18,17 @@ func (m *Matches) Of(c *Candidate) int {
 		return c.Cached
 	}
 	return m.Cached[c.Slot]
+}
+
+// LoadsOf returns how many of the cached tokens a candidate must load.
+func (m *Matches) LoadsOf(c *Candidate) Loads {
+	switch {
+	case m.Cached == nil:
+		return c.Loads
+	case m.Loads == nil:
+		return Loads{}
+	}
+	return m.Loads[c.Slot]
 }
 
 // Found returns what a matcher has found for the request; nil stands for the configuration's first matcher.

@@ -13,6 +13,7 @@ type Candidate struct {
 	Trust    float64  // how far to trust Load, 0..1: see Load.Trust
 	InFlight InFlight // requests of this picker and of its replicas
 	Cached   int      // tokens of this prompt's beginning in its prefix cache, by the first Matcher; 0 without one
+	Loads    Loads    // those of them that are not in the accelerator's memory
 }
 
 // Round is one run of a profile for one request. Plugins must not keep it.
@@ -106,7 +107,7 @@ type Matcher interface {
 	EndpointObserver
 	// Needs returns what Match and Learn need of prompts.
 	Needs() PromptSpec
-	// Match sets Cached of every candidate, in tokens, and returns how many tokens of the prompt one can have at most. p is the request's
+	// Match sets Cached of every candidate, in tokens, and Loads, which are zero before, and returns how many tokens of the prompt one can have at most. p is the request's
 	// prompt, cut as Needs says, also where other matchers want other blocks. It is called only if p has blocks, or token ids that Needs
 	// names.
 	Match(r *Request, p *Prompt, c []Candidate) (whole int)

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/epp/kvindex"
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/server"
 	"github.com/tandem-serving/tandem/sim/simtest"
@@ -63,7 +64,7 @@ func difference(e *engine, s *server.Server) string {
 	cached := s.Engine.CachedBlocks()
 	missing := 0
 	for name := range cached {
-		if !e.Holder.Has(name) {
+		if !e.Holder.Has(kvindex.GPU, name) {
 			missing++
 		}
 	}

@@ -1,7 +1,6 @@
 package kvevents
 
 import (
-	"bytes"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -15,9 +14,9 @@ type Reason uint8
 // The reasons.
 const (
 	Malformed Reason = iota // it is of no known kind, or not as it should be
-	Elsewhere               // the blocks are not in the memory of the accelerator
+	Elsewhere               // the blocks are in a kind of memory that is not known
 	Layers                  // they are of layers of which prompts need only some blocks, or of a further group
-	Orphan                  // the block before them is not known
+	Orphan                  // the block before them is not known, or they are named only and not known
 	Full                    // the index is full
 	reasons
 )
@@ -39,6 +38,8 @@ type Counts struct {
 	Replays   atomic.Int64 // that were asked for, and ReplayErrors of them that failed
 
 	ReplayErrors atomic.Int64
+
+	Shared atomic.Bool // blocks in a shared store were told of
 }
 
 // Root is how blocks of one length begin.
@@ -99,6 +100,8 @@ func (r *Roots) note(seed kvindex.Seed, blockTokens int, adapter []byte) kvindex
 // Stream applies what one engine, or one rank of it, tells to its holder.
 type Stream struct {
 	Holder *kvindex.Holder
+	// Shared is what is in the store that several engines share; nil = it does not count.
+	Shared *kvindex.Holder
 	Roots  *Roots
 	Counts *Counts
 	// Heard is called after each message was applied; nil = it is not.
@@ -129,32 +132,76 @@ func (s *Stream) Apply(payload []byte) (Batch, error) {
 }
 
 func (s *Stream) event(e *Event) {
-	switch e.Kind {
-	case Cleared: // only the accelerator's memory: others keep theirs
-		s.Holder.Clear()
+	if e.Kind == Cleared { // only the accelerator's memory: others keep theirs
+		s.Holder.ClearTier(kvindex.GPU)
 		s.Counts.Cleared.Add(1)
-	case Removed:
-		if s.skip(e) {
-			return
-		}
+		return
+	}
+	holder, tier := s.where(e)
+	if holder == nil {
+		s.Counts.Skipped[Elsewhere].Add(1)
+		return
+	}
+	if s.skip(e) {
+		return
+	}
+	if holder == s.Shared {
+		s.Counts.Shared.Store(true)
+	}
+	switch {
+	case e.Kind == Removed:
 		for _, name := range e.Names {
-			if s.Holder.Remove(name) {
+			if holder.Remove(tier, name) {
 				s.Counts.Removed.Add(1)
 			}
 		}
-	case Stored:
-		if !s.skip(e) && len(e.Names) > 0 {
-			s.stored(e)
+	case len(e.Names) > 0 && len(e.Tokens) == 0 && (tier != kvindex.GPU || holder == s.Shared):
+		s.kept(e, holder, tier)
+	case len(e.Names) > 0:
+		s.stored(e, holder, tier)
+	}
+}
+
+// where returns the holder and the tier that an event is about, nil if they are not known.
+func (s *Stream) where(e *Event) (*kvindex.Holder, kvindex.Tier) {
+	tier, shared, known := Medium(e.Medium)
+	switch {
+	case shared || e.Remote:
+		return s.Shared, kvindex.GPU
+	case !known:
+		return nil, 0
+	}
+	return s.Holder, tier
+}
+
+// Medium returns what a kind of memory is in the words of engines and their connectors, none = the accelerator's: a tier, or a store that several
+// engines share.
+func Medium(name []byte) (tier kvindex.Tier, shared, known bool) {
+	var word [16]byte
+	if len(name) > len(word) {
+		return 0, false, false
+	}
+	medium := word[:copy(word[:], name)]
+	for i, c := range medium {
+		if c >= 'a' && c <= 'z' {
+			medium[i] = c - ('a' - 'A')
 		}
 	}
+	switch string(medium) {
+	case "", "GPU", "HBM", "DEVICE":
+		return kvindex.GPU, false, true
+	case "CPU", "CPU_PINNED", "HOST", "HOST_PINNED", "DRAM": // SGLang has the second
+		return kvindex.CPU, false, true
+	case "STORAGE", "DISK", "FS", "FILE", "NVME", "SSD": // vLLM has the first, SGLang the second
+		return kvindex.Disk, false, true
+	case "EXTERNAL", "OBJ", "OBJECT", "SHARED", "REMOTE": // SGLang has the first
+		return 0, true, true
+	}
+	return 0, false, false
 }
 
 // skip reports whether an event is about other blocks than those that prompts are looked up in.
 func (s *Stream) skip(e *Event) bool {
-	if e.Remote || len(e.Medium) > 0 && !bytes.EqualFold(e.Medium, []byte("GPU")) {
-		s.Counts.Skipped[Elsewhere].Add(1)
-		return true
-	}
 	switch string(e.Attention) {
 	case "", "full_attention", "mla_attention", "sink_full_attention":
 	default:
@@ -171,25 +218,47 @@ func (s *Stream) skip(e *Event) bool {
 	return false
 }
 
-func (s *Stream) stored(e *Event) {
+// kept notes blocks of which an event has nothing but the names. vLLM tells so of what it offloads, unless its connector is told to describe
+// blocks.
+func (s *Stream) kept(e *Event, holder *kvindex.Holder, tier kvindex.Tier) {
+	var err error
+	unknown := 0
+	for _, name := range e.Names {
+		if one := holder.Keep(tier, name, s.Holder); one != nil {
+			err, unknown = one, unknown+1
+		}
+	}
+	s.Counts.Stored.Add(int64(len(e.Names) - unknown))
+	s.failed(err, unknown)
+}
+
+func (s *Stream) stored(e *Event, holder *kvindex.Holder, tier kvindex.Tier) {
 	each := len(e.Tokens) / len(e.Names)
 	if each == 0 || e.BlockTokens != 0 && e.BlockTokens != each || e.HasAdapterID && len(e.Adapter) == 0 {
 		s.Counts.Skipped[Malformed].Add(1)
 		return
 	}
-	blocks := kvindex.Stored{Names: e.Names, First: !e.HasParent, Parent: e.Parent, Tokens: e.Tokens}
+	blocks := kvindex.Stored{Tier: tier, Names: e.Names, First: !e.HasParent, Parent: e.Parent, Tokens: e.Tokens}
 	if blocks.First {
 		blocks.Root = s.Roots.note(s.decoder.Seed, each, e.Adapter)
 	}
 	if len(e.Extras) > 0 {
 		blocks.Extras = e.Extras
 	}
-	switch err := s.Holder.Store(&blocks); {
-	case err == nil:
+	err := holder.Store(&blocks)
+	if err == nil {
 		s.Counts.Stored.Add(int64(len(e.Names)))
-	case errors.Is(err, kvindex.ErrParent):
+	}
+	s.failed(err, len(e.Names))
+}
+
+// failed counts an event that was not applied, or not to so many blocks.
+func (s *Stream) failed(err error, blocks int) {
+	switch {
+	case err == nil:
+	case errors.Is(err, kvindex.ErrParent), errors.Is(err, kvindex.ErrUnknown):
 		s.Counts.Skipped[Orphan].Add(1)
-		s.Counts.Orphans.Add(int64(len(e.Names)))
+		s.Counts.Orphans.Add(int64(blocks))
 	case errors.Is(err, kvindex.ErrFull):
 		s.Counts.Skipped[Full].Add(1)
 	default:

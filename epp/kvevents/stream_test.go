@@ -19,7 +19,9 @@ type engine struct {
 
 func newEngine() *engine {
 	x := kvindex.New(seed, 1000)
-	return &engine{NewStream(x, x.Join(), new(Roots), new(Counts)), x}
+	e := &engine{NewStream(x, x.Join(), new(Roots), new(Counts)), x}
+	e.Shared = x.Join()
+	return e
 }
 
 // tells applies a batch of events.
@@ -65,6 +67,61 @@ func removed(names ...uint64) dict {
 	return dict{"type", "BlockRemoved", "block_hashes", names, "medium", "GPU"}
 }
 
+// offloaded is what vLLM tells of a block that it has copied elsewhere, unless its connector is told to describe blocks.
+func offloaded(medium string, name uint64, more ...any) any {
+	return append(dict{"type", "BlockStored", "block_hashes", list{name}, "parent_block_hash", nil, "token_ids", list{}, "block_size", 0,
+		"lora_id", nil, "medium", medium, "lora_name", nil, "group_idx", 0}, more...)
+}
+
+// dropped is an event about blocks that have left a kind of memory.
+func dropped(medium string, names ...uint64) any {
+	return dict{"type", "BlockRemoved", "block_hashes", names, "medium", medium}
+}
+
+// TestTiers: blocks are found in the fastest memory that an engine has them in, and what leaves one kind of memory stays in others.
+func TestTiers(t *testing.T) {
+	cleared := dict{"type", "AllBlocksCleared"}
+	for name, test := range map[string]struct {
+		events []any
+		want   [3]int // leading blocks: in the accelerator's memory, also from the host's, also from disks
+		shared int
+	}{
+		"copied, then evicted":        {[]any{stored(3), offloaded("CPU", 1000), offloaded("CPU", 1001), removed(1000, 1001, 1002)}, [3]int{0, 2, 2}, 0},
+		"the end is evicted":          {[]any{stored(3), offloaded("CPU", 1001), offloaded("CPU", 1002), removed(1001, 1002)}, [3]int{1, 3, 3}, 0},
+		"in both":                     {[]any{stored(3), offloaded("CPU", 1000)}, [3]int{3, 3, 3}, 0},
+		"a gap":                       {[]any{stored(3), offloaded("CPU", 1000), offloaded("CPU", 1002), removed(1000, 1001, 1002)}, [3]int{0, 1, 1}, 0},
+		"on to a disk":                {[]any{stored(2), offloaded("CPU", 1000), offloaded("STORAGE", 1000), removed(1000, 1001), dropped("CPU", 1000)}, [3]int{0, 0, 1}, 0},
+		"back again":                  {[]any{stored(2), offloaded("CPU", 1000), removed(1000), stored(1)}, [3]int{2, 2, 2}, 0},
+		"gone from all":               {[]any{stored(2), offloaded("CPU", 1000), removed(1000), dropped("CPU", 1000)}, [3]int{0, 0, 0}, 0},
+		"described, by vLLM":          {[]any{stored(3, "medium", "CPU")}, [3]int{0, 3, 3}, 0},
+		"SGLang's":                    {[]any{stored(3), stored(3, "medium", "CPU_PINNED"), removed(1000, 1001, 1002), dropped("CPU_PINNED", 1002)}, [3]int{0, 2, 2}, 0},
+		"described without its salt":  {[]any{stored(2, "extra_keys", list{list{"salt"}, nil}), stored(2, "medium", "CPU"), removed(1000, 1001)}, [3]int{0, 0, 0}, 0},
+		"cleared":                     {[]any{stored(3), offloaded("CPU", 1000), cleared}, [3]int{0, 1, 1}, 0},
+		"in a shared store":           {[]any{stored(3), offloaded("STORAGE", 1000, "locality", "REMOTE"), removed(1000, 1001, 1002)}, [3]int{0, 0, 0}, 1},
+		"SGLang's, in a shared store": {[]any{stored(3, "medium", "EXTERNAL"), dropped("EXTERNAL", 1002)}, [3]int{0, 0, 0}, 2},
+		"read back from one":          {[]any{stored(3, "medium", "EXTERNAL"), stored(2)}, [3]int{2, 2, 2}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEngine()
+			e.tells(t, test.events...)
+			var d kvindex.Depths
+			e.index.Measure(seed.Append(nil, e.Roots.Of("m")[0].Key, 0, size, tokens(4)), &d)
+			got := [3]int{d.UpTo(e.Holder, kvindex.GPU), d.UpTo(e.Holder, kvindex.CPU), d.UpTo(e.Holder, kvindex.Disk)}
+			if shared := d.Of(e.Shared); got != test.want || shared != test.shared {
+				t.Errorf("%v and %d blocks, want %v and %d", got, shared, test.want, test.shared)
+			}
+			for r := range reasons {
+				if n := e.Counts.Skipped[r].Load(); n > 0 {
+					t.Errorf("%d events are skipped as %v", n, r)
+				}
+			}
+			if told := e.Counts.Shared.Load(); told != (test.shared > 0) {
+				t.Errorf("the engine has told of a shared store: %v", told)
+			}
+		})
+	}
+}
+
 func TestStream(t *testing.T) {
 	type want struct {
 		model, salt string
@@ -79,20 +136,22 @@ func TestStream(t *testing.T) {
 		"stored, removed": {[]any{stored(3), removed(1002)}, []want{{"m", "", 2}}, reasons},
 		"stored in two events": {[]any{stored(1), dict{"type", "BlockStored", "block_hashes", list{2000}, "parent_block_hash", 1000,
 			"token_ids", tokens(2)[size:], "block_size", size}}, []want{{"m", "", 2}}, reasons},
-		"removed before it is stored": {[]any{removed(1002), stored(3)}, []want{{"m", "", 3}}, reasons},
-		"all told again":              {[]any{stored(3), stored(3), removed(1002)}, []want{{"m", "", 2}}, reasons},
-		"cleared":                     {[]any{stored(3), dict{"type", "AllBlocksCleared"}, stored(1)}, []want{{"m", "", 1}}, reasons},
-		"an adapter":                  {[]any{stored(3, "lora_name", "poet")}, []want{{"poet", "", 3}, {"m", "", 0}}, reasons},
-		"an adapter, also as extras":  {[]any{stored(1, "lora_name", "poet", "extra_keys", list{list{"poet"}})}, []want{{"poet", "", 1}}, reasons},
-		"an adapter and a salt":       {[]any{stored(1, "lora_name", "poet", "extra_keys", list{list{"poet", "salt"}})}, []want{{"poet", "salt", 1}, {"poet", "", 0}}, reasons},
-		"vLLM's salt":                 {[]any{stored(2, "extra_keys", list{list{"salt"}, nil})}, []want{{"m", "salt", 2}, {"m", "", 0}}, reasons},
-		"SGLang's salt":               {[]any{stored(2, "cache_salt", "salt")}, []want{{"m", "salt", 2}, {"m", "", 0}}, reasons},
-		"an image in the second":      {[]any{stored(2, "extra_keys", list{nil, list{list{"image", 3}}})}, []want{{"m", "", 1}}, reasons},
-		"in the memory of the host":   {[]any{stored(3, "medium", "CPU")}, []want{{"m", "", 0}}, Elsewhere},
-		"in lower case":               {[]any{stored(3, "medium", "gpu")}, []want{{"m", "", 3}}, reasons},
-		"in a shared store":           {[]any{stored(3, "locality", "REMOTE")}, []want{{"m", "", 0}}, Elsewhere},
-		"left the host's memory":      {[]any{stored(3), dict{"type", "BlockRemoved", "block_hashes", list{1000}, "medium", "CPU"}}, []want{{"m", "", 3}}, Elsewhere},
-		"layers with a window":        {[]any{stored(3, "kv_cache_spec_kind", "sliding_window")}, []want{{"m", "", 0}}, Layers},
+		"removed before it is stored":             {[]any{removed(1002), stored(3)}, []want{{"m", "", 3}}, reasons},
+		"all told again":                          {[]any{stored(3), stored(3), removed(1002)}, []want{{"m", "", 2}}, reasons},
+		"cleared":                                 {[]any{stored(3), dict{"type", "AllBlocksCleared"}, stored(1)}, []want{{"m", "", 1}}, reasons},
+		"an adapter":                              {[]any{stored(3, "lora_name", "poet")}, []want{{"poet", "", 3}, {"m", "", 0}}, reasons},
+		"an adapter, also as extras":              {[]any{stored(1, "lora_name", "poet", "extra_keys", list{list{"poet"}})}, []want{{"poet", "", 1}}, reasons},
+		"an adapter and a salt":                   {[]any{stored(1, "lora_name", "poet", "extra_keys", list{list{"poet", "salt"}})}, []want{{"poet", "salt", 1}, {"poet", "", 0}}, reasons},
+		"vLLM's salt":                             {[]any{stored(2, "extra_keys", list{list{"salt"}, nil})}, []want{{"m", "salt", 2}, {"m", "", 0}}, reasons},
+		"SGLang's salt":                           {[]any{stored(2, "cache_salt", "salt")}, []want{{"m", "salt", 2}, {"m", "", 0}}, reasons},
+		"an image in the second":                  {[]any{stored(2, "extra_keys", list{nil, list{list{"image", 3}}})}, []want{{"m", "", 1}}, reasons},
+		"in the memory of the host":               {[]any{stored(3, "medium", "CPU")}, []want{{"m", "", 0}}, reasons},
+		"in unknown memory":                       {[]any{stored(3, "medium", "TAPE_OF_A_VERY_OLD_KIND")}, []want{{"m", "", 0}}, Elsewhere},
+		"in lower case":                           {[]any{stored(3, "medium", "gpu")}, []want{{"m", "", 3}}, reasons},
+		"in a shared store":                       {[]any{stored(3, "locality", "REMOTE")}, []want{{"m", "", 0}}, reasons},
+		"left the host's memory":                  {[]any{stored(3), dict{"type", "BlockRemoved", "block_hashes", list{1000}, "medium", "CPU"}}, []want{{"m", "", 3}}, reasons},
+		"offloaded, not described, and not known": {[]any{offloaded("CPU", 1000)}, nil, Orphan},
+		"layers with a window":                    {[]any{stored(3, "kv_cache_spec_kind", "sliding_window")}, []want{{"m", "", 0}}, Layers},
 		"a group of layers, and another": {[]any{stored(3, "group_idx", 1), dict{"type", "BlockRemoved", "block_hashes", list{1000}, "group_idx", 2}},
 			[]want{{"m", "", 3}}, Layers},
 		"a block after an unknown one": {[]any{dict{"type", "BlockStored", "block_hashes", list{1}, "parent_block_hash", 9,
@@ -159,7 +218,7 @@ func TestStreamRecordings(t *testing.T) {
 			t.Fatalf("%s: %d blocks, want %d", r.Label, e.Holder.Len(), len(set))
 		}
 		for n := range set {
-			if !e.Holder.Has(n) {
+			if !e.Holder.Has(kvindex.GPU, n) {
 				t.Fatalf("%s: block %x is missing", r.Label, n)
 			}
 		}

@@ -9,6 +9,9 @@
 // compares what it predicts with what engines report, and counts and logs what does not fit together: see [Mismatch].
 //
 // The package reads no wire format (epp/kvevents) and keeps no blocks itself. It tokenizes nothing: without token ids it knows nothing of a
-// prompt. Only blocks in the memory of accelerators count, and the token ids in events are compared, so engines' own hashes need not be
-// known.
+// prompt. The token ids in events are compared, so engines' own hashes need not be known.
+//
+// Blocks count in the fastest memory that an engine has them in. What is in the memory of its host, on its disks, or in a store that it
+// shares with others follows what it has in faster memory without a gap, as engines use it. The store counts for engines that have told of
+// it.
 package kvfeed

@@ -57,6 +57,7 @@ type Feed struct {
 	client  *http.Client
 
 	index   *kvindex.Index
+	shared  *kvindex.Holder // what is in the store that engines share
 	roots   kvevents.Roots
 	lag     histogram
 	checks  checks
@@ -83,6 +84,7 @@ func New(options Options, clock epp.Clock, log *slog.Logger) *Feed {
 	f := &Feed{options: options, log: log, warn: loglimit.New(log, problemsEvery), clock: clock, dialer: &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive},
 		client: &http.Client{Transport: transport, Timeout: askTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		index:  kvindex.New(kvindex.Seed(rand.Uint64()), options.Limit), lag: newHistogram(lagBounds), ctx: ctx, stop: stop}
+	f.shared = f.index.Join()
 	f.checks.errors = newHistogram(shareBounds)
 	f.bySlot.Store(new([]*member))
 	return f
@@ -145,6 +147,9 @@ func (f *Feed) EndpointLeft(e *epp.Endpoint) {
 	f.members = slices.Delete(f.members, i, i+1)
 	f.publish()
 	f.leave(m)
+	if len(f.members) == 0 {
+		f.shared.Clear() // no engine would tell what leaves it
+	}
 	if !f.closed {
 		f.work.Go(f.sweep)
 	}
@@ -201,6 +206,7 @@ func (f *Feed) add(m *member, p place, pushed bool) *source {
 	}
 	s := &source{place: p, stop: func() {}}
 	s.stream = kvevents.NewStream(f.index, f.index.Join(), &f.roots, &s.counts)
+	s.stream.Shared = f.shared
 	if pushed {
 		s.pushed = kvevents.NewPushed(s.stream)
 	}

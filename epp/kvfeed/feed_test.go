@@ -128,7 +128,10 @@ func (p *pool) eventually(t *testing.T, prompt int, want ...int) {
 }
 
 // stored is a message that says that blocks first to last-1 of a prompt are stored, in MessagePack.
-func stored(rank, prompt, first, last int) []byte {
+func stored(rank, prompt, first, last int) []byte { return storedIn("GPU", rank, prompt, first, last) }
+
+// storedIn does it of blocks in a kind of memory.
+func storedIn(medium string, rank, prompt, first, last int) []byte {
 	text := func(b []byte, s string) []byte { return append(append(b, 0xd9, byte(len(s))), s...) }
 	array := func(b []byte, n int) []byte { return binary.BigEndian.AppendUint16(append(b, 0xdc), uint16(n)) }
 	name := func(b []byte, i int) []byte {
@@ -136,8 +139,9 @@ func stored(rank, prompt, first, last int) []byte {
 	}
 	b := array(nil, 3)
 	b = binary.BigEndian.AppendUint64(append(b, 0xcb), math.Float64bits(999.5))
-	b = append(array(b, 1), 0x85)
+	b = append(array(b, 1), 0x86)
 	b = text(text(b, "type"), "BlockStored")
+	b = text(text(b, "medium"), medium)
 	b = array(text(b, "block_hashes"), last-first)
 	for i := first; i < last; i++ {
 		b = name(b, i)
@@ -188,6 +192,40 @@ func TestMatch(t *testing.T) {
 	p.wants(t, 1, 4, 0)
 	if got := p.How(request(ids(1, 10)), other); got != "" {
 		t.Errorf("known by %q, though it has told nothing", got)
+	}
+}
+
+// TestTiers: what is in slower memory follows what is in faster one, and what a store that is shared has counts where engines have one.
+func TestTiers(t *testing.T) {
+	p := newPool(t, Options{}, "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
+	p.delivers(t, 0, 0, 0, stored(0, 1, 0, 2))
+	p.delivers(t, 0, 0, 1, storedIn("CPU", 0, 1, 0, 5))
+	p.delivers(t, 0, 0, 2, storedIn("STORAGE", 0, 1, 0, 6))
+	p.delivers(t, 1, 0, 0, storedIn("EXTERNAL", 0, 1, 0, 8))
+	p.delivers(t, 1, 0, 1, stored(0, 1, 0, 3))
+	p.delivers(t, 2, 0, 0, stored(0, 2, 0, 1))
+	p.wants(t, 1, 6, 8, 0)
+	c := []epp.Candidate{{Endpoint: p.endpoints[0]}, {Endpoint: p.endpoints[1]}, {Endpoint: p.endpoints[2]}}
+	r := request(ids(1, 10))
+	p.Match(r, &r.Prompt, c)
+	for i, want := range []epp.Loads{{3 * size, size, 0}, {0, 0, 5 * size}, {}} {
+		if c[i].Loads != want {
+			t.Errorf("endpoint %d loads %v tokens, want %v", i, c[i].Loads, want)
+		}
+	}
+	held := p.Holds("m", r.Prompt)
+	if got, want := fmt.Sprint(held), "[{ns/pod-0 10.0.0.1:8000 0 96 map[cpu:48 disk:16 gpu:32] events} "+
+		"{ns/pod-1 10.0.0.2:8000 0 48 map[gpu:48] events} {ns/pod-1 10.0.0.2:8000 -1 128 map[shared:128] events} {ns/pod-2 10.0.0.3:8000 0 0 map[] events}]"; got != want {
+		t.Errorf("held %s, want %s", got, want)
+	}
+	if got := fmt.Sprint(p.State().Endpoints[0].Sources[0].Tiers, p.State().Shared); got != "map[cpu:5 disk:6 gpu:2] 8" {
+		t.Errorf("blocks of the first engine, and shared ones: %s", got)
+	}
+	for _, e := range p.endpoints {
+		p.EndpointLeft(e)
+	}
+	if n := p.State().Shared; n != 0 {
+		t.Errorf("%d blocks are in a store of which no engine tells", n)
 	}
 }
 

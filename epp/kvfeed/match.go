@@ -59,15 +59,15 @@ func (f *Feed) cut(p *pending, r *epp.Request, prompt *epp.Prompt) {
 	}
 }
 
-// Match sets Cached of every candidate: how many tokens of the prompt's beginning its engine has, as it has told, or will soon have. It is
-// the largest of its ranks', and whole blocks. An engine always computes the last token, so it never uses the block that ends with it.
+// Match sets Cached of every candidate: how many tokens of the prompt's beginning its engine has, as it has told, or will soon have; and Loads:
+// those that are not in the accelerator's memory. It goes by the rank that has most, and by whole blocks. An engine always computes the last token, so it never uses the block that ends with it.
 // Match returns how many tokens a candidate can have at most.
 func (f *Feed) Match(r *epp.Request, prompt *epp.Prompt, c []epp.Candidate) (whole int) {
 	p := f.slot(r)
 	defer p.mu.Unlock()
 	f.cut(p, r, prompt)
 	for i := range c {
-		c[i].Cached = 0
+		c[i].Cached, c[i].Loads = 0, epp.Loads{}
 	}
 	members, now := *f.bySlot.Load(), int64(0)
 	if f.options.Presume > 0 {
@@ -86,8 +86,9 @@ func (f *Feed) Match(r *epp.Request, prompt *epp.Prompt, c []epp.Candidate) (who
 			if slot >= len(members) || members[slot] == nil || !members[slot].Is(c[i].Endpoint) {
 				continue
 			}
-			told, soon := members[slot].blocks(&p.depths, now, f.options.Presume)
-			c[i].Cached = max(c[i].Cached, max(told, soon)*chain.blockTokens)
+			if has, _ := f.blocks(members[slot], &p.depths, now); has.all()*chain.blockTokens > c[i].Cached {
+				c[i].Cached, c[i].Loads = has.tokens(chain.blockTokens)
+			}
 		}
 	}
 	return whole
@@ -98,15 +99,59 @@ func usable(prompt *epp.Prompt, c *chain) int {
 	return min(len(c.keys), (max(prompt.Tokens, len(prompt.IDs))-1)/c.blockTokens)
 }
 
-// blocks returns how many leading blocks a member has, as its engine has told, and as was presumed when prompts were sent there.
-func (m *member) blocks(d *kvindex.Depths, now int64, presume time.Duration) (told, soon int) {
+// TierOf returns the tier that a kind of memory is, in the words of engines.
+func TierOf(medium string) (tier epp.Tier, known bool) {
+	t, shared, known := kvevents.Medium([]byte(medium))
+	if shared {
+		return epp.SharedTier, true
+	}
+	return epp.Tier(t), known && medium != ""
+}
+
+// upTo is how many leading blocks an engine has in a tier or in a faster one.
+type upTo [epp.Tiers]int
+
+func (u *upTo) all() int { return u[epp.Tiers-1] }
+
+// tokens returns how many tokens those are, and how many of them the engine must load.
+func (u *upTo) tokens(each int) (cached int, loads epp.Loads) {
+	for t := epp.CPUTier; t < epp.Tiers; t++ {
+		loads.Set(t, (u[t]-u[t-1])*each)
+	}
+	return u.all() * each, loads
+}
+
+// blocks returns what a rank has of a prompt itself.
+func (s *source) blocks(d *kvindex.Depths) (has upTo) {
+	for t := range kvindex.Tiers {
+		has[t] = d.UpTo(s.stream.Holder, t)
+	}
+	has[epp.SharedTier] = has[epp.DiskTier]
+	return has
+}
+
+// blocks returns what a member has of a prompt: as its engine has told or, of what is in its accelerator's memory, as was presumed when prompts
+// were sent there. presumed says that there is more of the latter.
+func (f *Feed) blocks(m *member, d *kvindex.Depths, now int64) (has upTo, presumed bool) {
+	shares := false
 	for _, s := range *m.sources.Load() {
-		told = max(told, d.Of(s.stream.Holder))
+		one := s.blocks(d)
+		if one.all() > has.all() || one.all() == has.all() && one[epp.GPUTier] > has[epp.GPUTier] {
+			has = one
+		}
+		shares = shares || s.counts.Shared.Load()
 	}
-	if presume > 0 {
-		soon = m.presumed.blocks(d, now, presume)
+	if shares { // it has a connector to the store
+		has[epp.SharedTier] = max(has[epp.SharedTier], d.Of(f.shared))
 	}
-	return told, soon
+	if f.options.Presume > 0 {
+		soon := m.presumed.blocks(d, now, f.options.Presume)
+		presumed = soon > has[epp.GPUTier]
+		for t := range has {
+			has[t] = max(has[t], soon)
+		}
+	}
+	return has, presumed
 }
 
 // Presume notes that a request's prompt is sent to an endpoint: until its engine tells of the blocks, it is taken to have them.
@@ -186,14 +231,15 @@ func (f *Feed) How(r *epp.Request, e *epp.Endpoint) string {
 	p := f.slot(r)
 	defer p.mu.Unlock()
 	f.cut(p, r, &r.Prompt)
-	told, soon := 0, 0
+	most, soon := 0, false
 	for i := range p.chains {
 		c := &p.chains[i]
 		f.index.Measure(c.keys[:usable(&r.Prompt, c)], &p.depths)
-		a, b := m.blocks(&p.depths, f.clock.Now().UnixNano(), f.options.Presume)
-		told, soon = max(told, a*c.blockTokens), max(soon, b*c.blockTokens)
+		if has, presumed := f.blocks(m, &p.depths, f.clock.Now().UnixNano()); has.all()*c.blockTokens > most {
+			most, soon = has.all()*c.blockTokens, presumed
+		}
 	}
-	if soon > told {
+	if soon {
 		return "presumed"
 	}
 	for _, s := range *m.sources.Load() {

@@ -5,7 +5,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/kvevents"
+	"github.com/tandem-serving/tandem/epp/kvindex"
 	"github.com/tandem-serving/tandem/epp/prefix"
 )
 
@@ -20,6 +22,7 @@ var (
 	lostDesc    = prometheus.NewDesc("tandem_prefix_events_lost_total", "Messages of engines that were missed and could not be had again.", by(), nil)
 	restartDesc = prometheus.NewDesc("tandem_prefix_restarts_total", "Restarts of engines, as the numbers of their messages show.", by(), nil)
 	replaysDesc = prometheus.NewDesc("tandem_prefix_replays_total", "Replays of KV events that were asked for.", by("result"), nil)
+	tiersDesc   = prometheus.NewDesc("tandem_prefix_tier_blocks", "KV blocks that engines have told of, by the memory that they are in; one may be in several.", by("tier"), nil)
 	lagDesc     = prometheus.NewDesc("tandem_prefix_event_lag_seconds", "Time from when an engine published KV events, by its clock, until they were applied.", by(), nil)
 	foundDesc   = prometheus.NewDesc("tandem_prefix_mismatch_total", "What did not fit together between the picker and engines.", by("kind"), nil)
 	promptsDesc = prometheus.NewDesc("tandem_prefix_prompts_total", "Prompts that were picked for, by whether their token ids were known.", by("ids"), nil)
@@ -99,12 +102,16 @@ func (f *Feed) CollectAs(producer string, ch chan<- prometheus.Metric) {
 	sum := f.gone
 	sum.skipped = append([]int64(nil), f.gone.skipped...)
 	var connected, waiting, unasked int64
+	var tiers [epp.Tiers]int
 	for _, m := range f.members {
 		if m.asked.Load() != nil {
 			unasked++
 		}
 		for _, s := range *m.sources.Load() {
 			sum.add(&s.counts)
+			for t := range kvindex.Tiers {
+				tiers[t] += s.stream.Holder.In(t)
+			}
 			if s.counts.Connected.Load() > 0 {
 				connected++
 			} else {
@@ -114,6 +121,10 @@ func (f *Feed) CollectAs(producer string, ch chan<- prometheus.Metric) {
 	}
 	f.mu.Unlock()
 	gauge(prefix.BlocksDesc, f.index.Blocks())
+	tiers[epp.SharedTier] = f.shared.Len()
+	for t, n := range tiers {
+		gauge(tiersDesc, int64(n), epp.Tier(t).String())
+	}
 	gauge(sourcesDesc, connected, "connected")
 	gauge(sourcesDesc, waiting, "waiting")
 	gauge(unaskedDesc, unasked)

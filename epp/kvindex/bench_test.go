@@ -55,7 +55,7 @@ func (w *writer) store(tb testing.TB) {
 // remove removes the blocks of a message that was stored n messages ago.
 func (w *writer) remove(n uint64) {
 	for i := range uint64(event) {
-		w.h.Remove(w.next - n*event - i)
+		w.h.Remove(GPU, w.next-n*event-i)
 	}
 }
 
@@ -146,6 +146,79 @@ func BenchmarkMeasure(b *testing.B) {
 			}
 		}
 	}
+}
+
+// BenchmarkTiers looks up 128k tokens over 100 pods which have 4 million other blocks. Each has another part of the prompt in the accelerator's
+// memory, and all of it in the host's. An operation of offload is what an engine tells of 16 blocks that move: they are in the host's memory
+// too, leave the accelerator's, and then the host's.
+func BenchmarkTiers(b *testing.B) {
+	b.Run("measure", func(b *testing.B) {
+		x, hot, tokens := fleet(b, 100, 4_000_000, true)
+		all := Seed(99).Append(nil, 1, 0, benchBlock, tokens)
+		root := x.seed.Root(benchBlock, nil)
+		for _, h := range hot {
+			if err := h.Store(&Stored{Tier: CPU, Names: all, First: true, Root: root, Tokens: tokens}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		keys := x.seed.Append(nil, root, 0, benchBlock, tokens)
+		var d Depths
+		took := make([]time.Duration, 0, 1<<20)
+		b.ReportAllocs()
+		for b.Loop() {
+			began, sum := time.Now(), 0
+			x.Measure(keys, &d)
+			for _, h := range hot {
+				sum += d.UpTo(h, CPU)
+			}
+			if sum != len(hot)*longBlocks {
+				b.Fatal("not all is found")
+			}
+			if len(took) < cap(took) {
+				took = append(took, time.Since(began))
+			}
+		}
+		percentiles(b, took)
+	})
+	b.Run("offload", func(b *testing.B) {
+		x, _, _ := fleet(b, 10, 1_000_000, false)
+		w := newWriter(x.Join(), 1000)
+		store := func() {
+			w.store(b)
+			for _, name := range w.names {
+				if err := w.h.Keep(CPU, name, w.h); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+		for range 2000 {
+			store()
+		}
+		b.ReportAllocs()
+		for b.Loop() {
+			store()
+			w.remove(1000)
+			for i := range uint64(event) {
+				w.h.Remove(CPU, w.next-2000*event-i)
+			}
+		}
+		b.ReportMetric(4*event*float64(b.N)/b.Elapsed().Seconds(), "changes/s")
+	})
+	b.Run("memory", func(b *testing.B) {
+		for b.Loop() {
+			before := live()
+			x, hot, _ := fleet(b, 8, 4_000_000, false)
+			for i, h := range hot {
+				for name := range uint64(4_000_000 / len(hot) / event * event) {
+					if err := h.Keep(CPU, uint64(i+1)<<40+name+1, h); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			b.ReportMetric(float64(live()-before)/float64(x.Blocks()), "B/block")
+			runtime.KeepAlive(hot) // and with them the index
+		}
+	})
 }
 
 // BenchmarkKeys hashes 128k tokens.

@@ -53,8 +53,9 @@ func (x *Index) Blocks() int64 { return x.blocks.Load() }
 // Holder is one KV cache: of an engine, or of one of its ranks.
 type Holder struct {
 	index   *Index
-	number  atomic.Uint32
+	numbers [Tiers]atomic.Uint32 // none where a tier is not used
 	size    atomic.Int64
+	in      [Tiers]atomic.Int64 // blocks
 	table   table
 	claimed []uint32 // runs
 }
@@ -64,7 +65,10 @@ func (x *Index) Join() *Holder {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	h := &Holder{index: x}
-	h.number.Store(x.number())
+	for t := range h.numbers {
+		h.numbers[t].Store(none)
+	}
+	h.numbers[GPU].Store(x.number())
 	return h
 }
 
@@ -78,10 +82,13 @@ func (x *Index) number() uint32 {
 	return x.top.Add(1) - 1
 }
 
-// Len returns the number of blocks that the holder has. Claims are not counted.
+// Len returns the number of blocks that the holder has, in whatever tiers. Claims are not counted.
 func (h *Holder) Len() int { return int(h.size.Load()) }
 
-// none is the number of holders that have left.
+// In returns the number of blocks that the holder has in a tier.
+func (h *Holder) In(t Tier) int { return int(h.in[t].Load()) }
+
+// none is the number of holders that have left, and of tiers that are not used.
 const none = ^uint32(0)
 
 // Clear makes the holder have nothing.
@@ -89,7 +96,7 @@ func (h *Holder) Clear() {
 	x := h.index
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if h.number.Load() != none && len(h.table.slots)+len(h.claimed) > 0 {
+	if h.uses(GPU) && len(h.table.slots)+len(h.claimed) > 0 {
 		h.retire(x.number())
 	}
 	x.sweep(turn)
@@ -100,23 +107,30 @@ func (h *Holder) Leave() {
 	x := h.index
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if h.number.Load() != none {
+	if h.uses(GPU) {
 		h.retire(none)
 	}
 	x.sweep(turn)
 }
 
-// retire gives the holder another number. What it had belongs to the old one, for which no reader asks any more.
+// retire gives the holder another number, and none for slower tiers. What it had belongs to the old ones, for which no reader asks any more.
 func (h *Holder) retire(number uint32) {
 	x := h.index
-	x.retired = append(x.retired, retired{h.number.Load(), h.table.slots, h.claimed})
-	h.number.Store(number)
+	for t := range h.numbers {
+		if old := h.numbers[t].Swap(none); old != none {
+			x.retired = append(x.retired, retired{old, h.table.slots, h.claimed})
+			h.claimed = nil // only the first number has claims
+		}
+		h.in[t].Store(0)
+	}
+	h.numbers[GPU].Store(number)
 	x.blocks.Add(-h.size.Swap(0))
 	h.table, h.claimed = table{}, nil
 }
 
 // Stored is blocks that a holder has now.
 type Stored struct {
+	Tier   Tier
 	Names  []uint64 // the engine's, in the order of the prompt
 	First  bool     // the first block is that of a prompt
 	Parent uint64   // else the name of the block before the first one
@@ -144,21 +158,23 @@ func (h *Holder) Store(s *Stored) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.sweep(turn)
-	if x.blocks.Load()+int64(len(s.Names)) > x.limit {
-		return ErrFull
-	}
-	c := cursor{x: x, holder: h.number.Load()}
-	if c.holder == none {
+	if !h.uses(GPU) {
 		return ErrLeft
 	}
-	key := s.Root
+	if s.Tier != GPU && h.keepAll(s) {
+		return nil
+	}
+	if x.blocks.Load()+int64(len(s.Names)) > x.limit || x.crowded(s.Tier) {
+		return ErrFull
+	}
+	h.use(s.Tier)
+	c, key := h.cursor(), s.Root
 	if !s.First {
 		parent := h.table.get(s.Parent)
 		if parent == 0 {
 			return ErrParent
 		}
-		c.run, c.off = x.runs[parent.run()], parent.offset()
-		key = c.run.keys[c.off]
+		key = c.to(parent)
 	}
 	for i, name := range s.Names {
 		var extra uint64
@@ -166,54 +182,93 @@ func (h *Holder) Store(s *Stored) error {
 			extra = s.Extras[i]
 		}
 		key = x.seed.Next(key, s.Tokens[i*each:(i+1)*each], extra)
+		if s.Tier != GPU {
+			// Events about slower tiers may leave out what a block depends on beside its tokens, so the name says more.
+			if where := h.table.get(name); where != 0 {
+				h.keep(s.Tier, name, where)
+				key = c.to(where)
+				continue
+			}
+		}
 		c.move(key, len(s.Names)-i)
-		here, slot := at(c.run.number, c.off), h.table.slot(name)
-		fresh := c.hold()
-		if slot.place != 0 && (fresh || slot.place != here) { // the name was that of another block
-			h.drop(name)
-			c.again()
-			slot = h.table.slot(name)
-		}
-		if !fresh {
-			continue
-		}
-		h.table.fill(slot, name, here)
-		h.size.Add(1)
-		x.blocks.Add(1)
+		h.put(&c, name, s.Tier)
 	}
 	return nil
 }
 
-// Remove notes that the holder has dropped a block, and reports whether it had it.
-func (h *Holder) Remove(name uint64) bool {
-	x := h.index
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.sweep(1)
-	return h.drop(name)
-}
-
-// drop removes a name and its block. The holder has the block of every name in its table.
-func (h *Holder) drop(name uint64) bool {
-	x := h.index
-	where := h.table.remove(name)
-	if where == 0 {
-		return false
+// keepAll notes that blocks are in a tier too, if all of them are known by their names; else it reports false.
+func (h *Holder) keepAll(s *Stored) bool {
+	for _, name := range s.Names {
+		if h.table.get(name) == 0 {
+			return false
+		}
 	}
-	r := x.runs[where.run()]
-	i := r.find(h.number.Load())
-	r.shares[i].remove(where.offset())
-	h.size.Add(-1)
-	x.blocks.Add(-1)
-	x.leave(r, i)
+	for _, name := range s.Names {
+		h.keep(s.Tier, name, 0)
+	}
 	return true
 }
 
-// Has reports whether the holder has a block by its engine's name.
-func (h *Holder) Has(name uint64) bool {
+// put notes that the holder has the block at the cursor in a tier, by a name.
+func (h *Holder) put(c *cursor, name uint64, t Tier) {
+	here, slot := at(c.run.number, c.off), h.table.slot(name)
+	if had := slot.place.tiers(); had != 0 && slot.place.key() == here {
+		if had&t.set() == 0 {
+			slot.place = here.with(had | t.set())
+			h.in[t].Add(1)
+			h.enter(c, had, t)
+		}
+		return
+	}
+	fresh := !h.hasBelow(c, t) && c.hold(t)
+	if slot.place != 0 { // the name was that of another block
+		h.drop(name)
+		c.again(here)
+		slot = h.table.slot(name)
+	}
+	if !fresh {
+		return // the holder has the block by another name
+	}
+	h.table.fill(slot, name, here.with(t.set()))
+	h.size.Add(1)
+	h.in[t].Add(1)
+	h.index.blocks.Add(1)
+	h.enter(c, 0, t+1)
+}
+
+// hasBelow reports whether the holder has the block at the cursor in a slower tier, by whatever name.
+func (h *Holder) hasBelow(c *cursor, t Tier) bool {
+	for t++; t < Tiers; t++ {
+		if c.holder[t] != none && c.has(t) {
+			return true
+		}
+	}
+	return false
+}
+
+// drop removes a name and its block from all tiers. The holder has the block of every name in its table.
+func (h *Holder) drop(name uint64) {
+	where := h.table.remove(name)
+	if where == 0 {
+		return
+	}
+	h.size.Add(-1)
+	h.index.blocks.Add(-1)
+	for t := GPU; t < Tiers; t++ {
+		if where.tiers()&t.set() != 0 {
+			h.in[t].Add(-1)
+		}
+		if where.tiers()&t.upTo() != 0 {
+			h.lose(where, t)
+		}
+	}
+}
+
+// Has reports whether the holder has a block in a tier, by its engine's name.
+func (h *Holder) Has(t Tier, name uint64) bool {
 	h.index.mu.Lock()
 	defer h.index.mu.Unlock()
-	return h.table.get(name) != 0
+	return h.table.get(name).tiers()&t.set() != 0
 }
 
 // Claim notes blocks that the holder will have soon, or is taken to have, by their keys. Only Clear removes them, so a holder
@@ -223,14 +278,14 @@ func (h *Holder) Claim(chain []Key) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.sweep(turn)
-	c := cursor{x: x, holder: h.number.Load()}
-	if c.holder == none {
+	if !h.uses(GPU) {
 		return
 	}
+	c := h.cursor()
 	for len(chain) > 0 {
 		c.move(chain[0], len(chain))
-		if c.share() < 0 {
-			c.join()
+		if !c.joined(GPU) {
+			c.join(GPU)
 			h.claimed = append(h.claimed, c.run.number)
 		}
 		n := 1
@@ -238,8 +293,8 @@ func (h *Holder) Claim(chain []Key) {
 			n = c.run.common(chain)
 		}
 		c.off += uint32(n - 1)
-		if s := &c.run.shares[c.index]; uint32(s.word) <= c.off {
-			s.store(c.holder, c.off+1)
+		if s := &c.run.shares[c.index[GPU]]; uint32(s.word) <= c.off {
+			s.store(c.holder[GPU], c.off+1)
 		}
 		chain = chain[n:]
 	}
@@ -248,11 +303,17 @@ func (h *Holder) Claim(chain []Key) {
 // cursor goes along a chain and holds its blocks.
 type cursor struct {
 	x      *Index
-	holder uint32
-	run    *run // nil = before the first block
+	holder [Tiers]uint32 // none where a tier is not used
+	run    *run          // nil = before the first block
 	off    uint32
-	in     *run // the run whose share is at index
-	index  int
+	in     [Tiers]*run // the run whose share is at index
+	index  [Tiers]int
+}
+
+// to goes to a place, and returns its key.
+func (c *cursor) to(p place) Key {
+	c.run, c.off = c.x.runs[p.run()], p.offset()
+	return c.run.keys[c.off]
 }
 
 // move goes to the place of the next key, and makes it if there is none. ahead is how many keys are to follow, with this one.
@@ -270,7 +331,7 @@ func (c *cursor) move(key Key, ahead int) {
 		return
 	}
 	r := c.run
-	if r == nil || c.off+1 < r.n.Load() {
+	if r == nil || c.off+1 < r.n.Load() || c.off == lastOffset {
 		c.run, c.off = x.begin(key, ahead), 0
 		return
 	}
@@ -279,59 +340,78 @@ func (c *cursor) move(key Key, ahead int) {
 		keys := make([]Key, len(r.keys)+max(ahead, len(r.keys)/2))
 		copy(keys, r.keys)
 		c.run = x.replace(r, keys, r.shares)
-		r = c.run
-		if c.in != nil {
-			c.in = r
+		for t := range c.in {
+			if c.in[t] == r {
+				c.in[t] = c.run
+			}
 		}
+		r = c.run
 	}
 	r.keys[c.off] = key
 	r.n.Store(c.off + 1)
 }
 
-// again finds the run again, which may have been replaced. The holder has the block at the cursor, so it is where it was.
-func (c *cursor) again() {
-	c.run, c.in = c.x.runs[c.run.number], nil
+// again goes to a place again, after a change that may have replaced the run, or freed it.
+func (c *cursor) again(p place) {
+	c.run, c.in = c.x.runs[p.run()], [Tiers]*run{}
 }
 
-// share returns the index of the holder's share of the run, or -1.
-func (c *cursor) share() int {
-	if c.in != c.run {
-		c.in, c.index = c.run, c.run.find(c.holder)
+// share returns the index of the share of a tier's number of the run, which may be empty, or -1.
+func (c *cursor) share(t Tier) int {
+	if c.in[t] != c.run {
+		c.in[t], c.index[t] = c.run, c.run.find(c.holder[t])
 	}
-	if c.index >= 0 && c.run.shares[c.index].empty() {
-		return -1
-	}
-	return c.index
+	return c.index[t]
 }
 
-// hold adds the block at the cursor to what the holder has, and reports whether it is new there.
-func (c *cursor) hold() bool {
-	if c.share() < 0 {
-		c.join()
-	}
-	return c.run.shares[c.index].add(c.off)
+// joined reports whether a tier's number has a part of the run.
+func (c *cursor) joined(t Tier) bool {
+	i := c.share(t)
+	return i >= 0 && !c.run.shares[i].empty()
 }
 
-// join gives the holder a share of the run, in place of an empty one if there is any.
-func (c *cursor) join() {
+// has reports whether the block at the cursor is in a tier, or a faster one, by whatever name.
+func (c *cursor) has(t Tier) bool {
+	i := c.share(t)
+	return i >= 0 && c.run.shares[i].has(c.off)
+}
+
+// hold adds the block at the cursor to what the holder has in a tier, or a faster one, and reports whether it is new there.
+func (c *cursor) hold(t Tier) bool {
+	if !c.joined(t) {
+		c.join(t)
+	}
+	return c.run.shares[c.index[t]].add(c.off)
+}
+
+// join gives a tier's number a share of the run, in place of an empty one if there is any.
+func (c *cursor) join(t Tier) {
 	r := c.run
 	n := int(r.holders.Load())
+	i := c.share(t)
 	r.live++
-	if c.index < 0 && int(r.live) <= n {
-		c.index = slices.IndexFunc(r.shares[:n], func(s share) bool { return s.empty() })
+	if i < 0 && int(r.live) <= n {
+		i = slices.IndexFunc(r.shares[:n], func(s share) bool { return s.empty() })
+		for k := range c.in {
+			if c.index[k] == i {
+				c.in[k] = nil // it was that of another tier
+			}
+		}
+		c.in[t] = r
 	}
-	if c.index >= 0 {
-		r.shares[c.index].store(c.holder, 0)
+	if i >= 0 {
+		r.shares[i].store(c.holder[t], 0)
+		c.index[t] = i
 		return
 	}
 	if n == len(r.shares) {
 		shares := make([]share, n+max(1, n/2))
 		copy(shares, r.shares)
 		r = c.x.replace(r, r.keys, shares)
-		c.run, c.in = r, r
+		c.run = r
 	}
-	c.index = n
-	r.shares[n].store(c.holder, 0)
+	c.in[t], c.index[t] = r, n
+	r.shares[n].store(c.holder[t], 0)
 	r.holders.Store(uint32(n + 1))
 }
 
@@ -434,12 +514,17 @@ func (x *Index) forget(number, holder uint32) {
 // Depths is how many leading blocks of a chain each holder has. It can be used again, but not by several goroutines at once.
 type Depths struct{ of []uint32 }
 
-// Of returns the blocks of a holder.
-func (d *Depths) Of(h *Holder) int {
-	if n := int(h.number.Load()); n < len(d.of) {
-		return int(d.of[n])
+// Of returns the blocks that a holder has in the accelerator's memory, or claims.
+func (d *Depths) Of(h *Holder) int { return d.UpTo(h, GPU) }
+
+// UpTo returns the leading blocks each of which a holder has in a tier or in a faster one.
+func (d *Depths) UpTo(h *Holder, t Tier) (n int) {
+	for k := range h.numbers[:t+1] {
+		if number := h.numbers[k].Load(); uint64(number) < uint64(len(d.of)) {
+			n = max(n, int(d.of[number]))
+		}
 	}
-	return 0
+	return n
 }
 
 // Measure finds out how many leading blocks of a chain each holder has.

@@ -36,8 +36,12 @@ func chain(tokens []uint32) []Key { return testSeed.Append(nil, root(), 0, block
 
 // store stores the blocks of a prompt from first up to end, as an engine tells it.
 func store(h *Holder, tokens []uint32, first, end int) error {
+	return storeIn(h, GPU, tokens, first, end)
+}
+
+func storeIn(h *Holder, t Tier, tokens []uint32, first, end int) error {
 	all := names(tokens)
-	s := Stored{Names: all[first:end], First: first == 0, Root: root(), Tokens: tokens[first*block : end*block]}
+	s := Stored{Tier: t, Names: all[first:end], First: first == 0, Root: root(), Tokens: tokens[first*block : end*block]}
 	if first > 0 {
 		s.Parent = all[first-1]
 	}
@@ -78,24 +82,24 @@ func TestMeasure(t *testing.T) {
 		"blocks behind a hole do not count": {func(a, b *Holder) error {
 			_ = store(a, one, 0, 8)
 			_ = store(b, one, 0, 8)
-			a.Remove(names(one)[4])
+			a.Remove(GPU, names(one)[4])
 			return nil
 		}, one, []int{4, 8}},
 		"blocks behind a filled hole count again": {func(a, b *Holder) error {
 			_ = store(a, one, 0, 8)
-			a.Remove(names(one)[4])
+			a.Remove(GPU, names(one)[4])
 			return store(a, one, 4, 5)
 		}, one, []int{8, 0}},
 		"a hole in the common part hides all that branches behind it": {func(a, b *Holder) error {
 			_ = store(a, one, 0, 8)
 			_ = store(a, other, 0, 8)
-			a.Remove(names(one)[0])
+			a.Remove(GPU, names(one)[0])
 			return nil
 		}, other, []int{0, 0}},
 		"what all have dropped comes back": {func(a, b *Holder) error {
 			_ = store(a, one, 0, 8)
 			for _, n := range names(one)[:3] {
-				a.Remove(n)
+				a.Remove(GPU, n)
 			}
 			return store(a, one, 0, 3)
 		}, one, []int{8, 0}},
@@ -103,14 +107,14 @@ func TestMeasure(t *testing.T) {
 			_ = store(a, one, 0, 8)
 			_ = store(a, other, 0, 8)
 			for _, n := range names(one) {
-				a.Remove(n)
+				a.Remove(GPU, n)
 			}
 			return store(a, other, 0, 3)
 		}, other, []int{8, 0}},
 		"stored twice, removed once": {func(a, b *Holder) error {
 			_ = store(a, one, 0, 8)
 			_ = store(a, one, 0, 8)
-			a.Remove(names(one)[7])
+			a.Remove(GPU, names(one)[7])
 			return nil
 		}, one, []int{7, 0}},
 		"cleared": {func(a, b *Holder) error {
@@ -184,11 +188,11 @@ func TestStoreNamesAgain(t *testing.T) {
 		t.Errorf("%d blocks of the first prompt", got)
 	}
 	put(b, 3, 4)
-	h.Remove(3)
+	h.Remove(GPU, 3)
 	if got := depths(x, b, h)[0]; got != 2 || h.Len() != 2 {
 		t.Errorf("%d blocks of the second prompt, %d in all", got, h.Len())
 	}
-	h.Remove(1)
+	h.Remove(GPU, 1)
 	if got := depths(x, b, h)[0]; got != 0 || h.Len() != 1 {
 		t.Errorf("%d blocks after the removal, %d in all", got, h.Len())
 	}
@@ -234,7 +238,7 @@ func FuzzAgainstModel(f *testing.F) {
 	f.Fuzz(func(t *testing.T, steps []byte) { compare(t, steps) })
 }
 
-// compare reads steps of four bytes: what to do, for which holder, with which prompt, and how many blocks.
+// compare reads steps of four bytes: what to do, for which holder and tier, with which prompt, and how many blocks.
 func compare(t *testing.T, steps []byte) {
 	const most = 40
 	var prompts [16][]uint32
@@ -249,44 +253,48 @@ func compare(t *testing.T, steps []byte) {
 	}
 	x := New(testSeed, 1<<20)
 	holders := []*Holder{x.Join(), x.Join(), x.Join(), x.Join()}
-	has := make([]map[uint64]bool, len(holders)) // names
+	has := make([]map[uint64]tierSet, len(holders)) // by name
 	for i := range has {
-		has[i] = map[uint64]bool{}
+		has[i] = map[uint64]tierSet{}
 	}
 	for ; len(steps) >= 4; steps = steps[4:] {
 		who, which := int(steps[1])%len(holders), int(steps[2])%len(prompts)
 		tokens, all := prompts[which], allNames[which]
 		n := int(steps[3]) % most
 		h, own := holders[who], has[who]
-		switch steps[0] % 16 {
+		tier := [...]Tier{GPU, GPU, CPU, Disk}[steps[1]/16%4]
+		remove := func(name uint64) {
+			if had := own[name]&tier.set() != 0; h.Remove(tier, name) != had {
+				t.Fatalf("Remove does not return %v", had)
+			}
+			if own[name] &^= tier.set(); own[name] == 0 {
+				delete(own, name)
+			}
+		}
+		switch steps[0] % 18 {
 		case 0, 1, 2, 3, 4, 5: // a prefix of which it may have a beginning
 			first := 0
-			for own[all[first]] && first < n {
+			for own[all[first]] != 0 && first < n {
 				first++
 			}
 			if steps[0]%2 == 0 {
 				first = 0
 			}
-			if err := store(h, tokens, first, n+1); err != nil {
+			if err := storeIn(h, tier, tokens, first, n+1); err != nil {
 				t.Fatal(err)
 			}
 			for i := first; i <= n; i++ {
-				own[all[i]] = true
+				own[all[i]] |= tier.set()
 			}
 		case 6, 7, 8, 9: // the end of a prompt, as engines drop it
 			for i := most - 1; i >= n; i-- {
-				if h.Remove(all[i]) != own[all[i]] {
-					t.Fatalf("Remove does not return %v", own[all[i]])
-				}
-				delete(own, all[i])
+				remove(all[i])
 			}
 		case 10, 11, 12: // one block
-			h.Remove(all[n])
-			delete(own, all[n])
+			remove(all[n])
 		case 13: // from the beginning
 			for i := range n {
-				h.Remove(all[i])
-				delete(own, all[i])
+				remove(all[i])
 			}
 		case 14:
 			h.Clear()
@@ -295,12 +303,46 @@ func compare(t *testing.T, steps []byte) {
 			h.Leave()
 			holders[who] = x.Join()
 			clear(own)
+		case 16: // the beginning moves to another tier, told by names alone; or what another holder has is taken over
+			as := who
+			if steps[0] >= 128 {
+				as = (who + 1) % len(holders)
+			}
+			for _, name := range all[:n] {
+				known := own[name] != 0 || has[as][name] != 0
+				if err := h.Keep(tier, name, holders[as]); (err == nil) != known {
+					t.Fatalf("Keep of a block that is known: %v returns %v", known, err)
+				}
+				if known {
+					own[name] |= tier.set()
+				}
+			}
+		case 17:
+			h.ClearTier(tier)
+			for name := range own {
+				if own[name] &^= tier.set(); own[name] == 0 {
+					delete(own, name)
+				}
+			}
 		}
 		total := 0
 		for i, h := range holders {
 			total += len(has[i])
 			if h.Len() != len(has[i]) {
 				t.Fatalf("holder %d has %d blocks, want %d", i, h.Len(), len(has[i]))
+			}
+			var in [Tiers]int
+			for _, tiers := range has[i] {
+				for k := range Tiers {
+					if tiers&k.set() != 0 {
+						in[k]++
+					}
+				}
+			}
+			for k := range Tiers {
+				if h.In(k) != in[k] {
+					t.Fatalf("holder %d has %d blocks in tier %d, want %d", i, h.In(k), k, in[k])
+				}
 			}
 		}
 		if x.Blocks() != int64(total) {
@@ -321,16 +363,19 @@ func compare(t *testing.T, steps []byte) {
 	}
 }
 
-func check(t *testing.T, x *Index, holders []*Holder, has []map[uint64]bool, tokens []uint32, names []uint64) {
+func check(t *testing.T, x *Index, holders []*Holder, has []map[uint64]tierSet, tokens []uint32, names []uint64) {
 	t.Helper()
-	got := depths(x, tokens, holders...)
-	for i := range holders {
-		want := 0
-		for want < len(names) && has[i][names[want]] {
-			want++
-		}
-		if got[i] != want {
-			t.Fatalf("holder %d has %d blocks of the prompt, want %d", i, got[i], want)
+	var d Depths
+	x.Measure(chain(tokens), &d)
+	for i, h := range holders {
+		for k := range Tiers {
+			want := 0
+			for want < len(names) && has[i][names[want]]&k.upTo() != 0 {
+				want++
+			}
+			if got := d.UpTo(h, k); got != want {
+				t.Fatalf("holder %d has %d blocks up to tier %d, want %d", i, got, k, want)
+			}
 		}
 	}
 }
@@ -368,7 +413,7 @@ func TestMeasureWhileOthersChange(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, name := range names(tokens)[random.IntN(80):] {
-			busy.Remove(name)
+			busy.Remove(GPU, name)
 		}
 		if i%100 == 0 {
 			busy.Clear()

@@ -45,6 +45,9 @@ func (s *share) extent() uint32 {
 	return uint32(s.word)
 }
 
+// has reports whether a block is there.
+func (s *share) has(off uint32) bool { return off < uint32(s.word) || s.beyond.has(off) }
+
 // add notes a block, and reports whether it is new.
 func (s *share) add(off uint32) bool {
 	holder, held := s.load()

@@ -5,13 +5,22 @@ import (
 	"sync/atomic"
 )
 
-// place is where a key is: the number of its run, which is not 0, and its offset there.
+// place is where a key is: the number of its run, which is not 0, and its offset there. In a table it also has the tiers of the block.
 type place uint64
+
+// offsetBits is the size of offsets. Behind the last one a chain goes on in another run.
+const (
+	offsetBits = 28
+	lastOffset = 1<<offsetBits - 1
+)
 
 func at(run, offset uint32) place { return place(run)<<32 | place(offset) }
 
-func (p place) run() uint32    { return uint32(p >> 32) }
-func (p place) offset() uint32 { return uint32(p) }
+func (p place) run() uint32              { return uint32(p >> 32) }
+func (p place) offset() uint32           { return uint32(p) & lastOffset }
+func (p place) tiers() tierSet           { return tierSet(uint32(p) >> offsetBits) }
+func (p place) key() place               { return p &^ (0xf << offsetBits) }
+func (p place) with(tiers tierSet) place { return p.key() | place(tiers)<<offsetBits }
 
 // table finds the place of a block by the name that its engine gave it. It uses linear probing, and is at most three
 // quarters full.

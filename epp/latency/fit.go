@@ -6,7 +6,7 @@ import (
 )
 
 // terms is the most terms that a time consists of.
-const terms = 5
+const terms = 8
 
 // vector has one number for each term. Unused ones are 0.
 type vector [terms]float64

@@ -7,9 +7,12 @@ import (
 	"time"
 )
 
+// partOf is a prompt of which so many tokens are computed, and so many are cached.
+func partOf(own, cached int) part { return part{tokens: own + cached, cached: cached} }
+
 // lawOf has outcomes of an engine whose weights are known, with errors of a fifth.
 func lawOf(r *rand.Rand, w *vector) (x vector, seconds float64) {
-	x = promptTerms(64+r.IntN(12_000), r.IntN(8000), r.IntN(30_000), float64(r.IntN(200)))
+	x = promptTerms(partOf(64+r.IntN(12_000), r.IntN(8000)), r.IntN(30_000), float64(r.IntN(200)))
 	return x, w.dot(&x) * math.Exp(0.2*r.NormFloat64())
 }
 
@@ -57,7 +60,7 @@ func TestFitBearsStrangeTimes(t *testing.T) {
 			}
 		}
 	}
-	x := promptTerms(4000, 0, 0, 10)
+	x := promptTerms(partOf(4000, 0), 0, 10)
 	if got, want := f.w.dot(&x), w.dot(&x); got > 2*want || got < want/2 {
 		t.Errorf("got %.4f s, want about %.4f", got, want)
 	}
@@ -74,7 +77,7 @@ func TestFitForgets(t *testing.T) {
 			f.learn(now, &promptPrior, &x, seconds)
 		}
 	}
-	x := promptTerms(4000, 0, 0, 0)
+	x := promptTerms(partOf(4000, 0), 0, 0)
 	learn(&fast, 500)
 	learn(&slow, 300)
 	if got, want := f.w.dot(&x), slow.dot(&x); math.Abs(got/want-1) > 0.25 {

@@ -191,14 +191,34 @@ func (c *curve) amid(all *curve, now time.Time) curve {
 	return mixed
 }
 
-// Prompt estimates how long an endpoint takes from now on until it has computed a prompt, of whose tokens it has some cached.
-func (m *Model) Prompt(c *epp.Candidate, tokens, cached int) Estimate {
-	x := promptTerms(tokens-cached, cached, c.InFlight.Tokens, answersOf(c.Load, c.InFlight))
+// Prompt estimates how long an endpoint takes from now on until it has computed a prompt, of whose tokens it has some cached, and must load some
+// of these.
+func (m *Model) Prompt(c *epp.Candidate, tokens, cached int, loads epp.Loads) Estimate {
+	x := promptTerms(part{tokens, cached, loads}, c.InFlight.Tokens, answersOf(c.Load, c.InFlight))
 	curves := m.curvesOf(c.Endpoint)
 	e := curves.prompt.estimate(&x)
 	x = vector{0, x[1], x[2]}
 	e.Own = seconds(curves.prompt.w.dot(&x))
 	return e
+}
+
+// Value returns what an endpoint saves that has so many tokens of a prompt's beginning cached, and must load some of them.
+func (m *Model) Value(c *epp.Candidate, cached int, loads epp.Loads) epp.Saving {
+	w := m.curvesOf(c.Endpoint).prompt.w
+	compute := func(tokens, before int) float64 {
+		x := promptTerms(part{before + tokens, before, epp.Loads{}}, 0, 0)
+		return w[1]*x[1] + w[2]*x[2]
+	}
+	load := 0.0
+	for i, tokens := range loads {
+		load += w[loadTerm+i] * kilo(int(tokens))
+	}
+	s := epp.Saving{Tokens: float64(cached), Load: seconds(load), Time: time.Duration((compute(cached, 0) - load) * float64(time.Second))}
+	if slow := min(loads.Sum(), cached); slow > 0 {
+		at := cached - slow // these are in the accelerator's memory
+		s.Tokens = max(0, float64(at)+float64(slow)*(1-load/max(shortest, compute(slow, at))))
+	}
+	return s
 }
 
 // Handoff estimates how long it takes from a computed prompt to the first token that another endpoint generates, if the KV cache of so

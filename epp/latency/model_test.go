@@ -102,17 +102,55 @@ func TestModelLearnsEachEngine(t *testing.T) {
 		served(m, outcome(&d, &slow, tokens, 0, 20*time.Millisecond+perK(tokens, 80*time.Millisecond), 30*time.Millisecond+perK(tokens, 60*time.Millisecond), 20*time.Millisecond))
 	}
 	const tokens = 4000
-	near(t, "fast prefill", m.Prompt(&fast, tokens, 0).Time, 100*time.Millisecond, 0.15)
-	near(t, "slow prefill", m.Prompt(&slow, tokens, 0).Time, 340*time.Millisecond, 0.15)
-	near(t, "one that is not known", m.Prompt(&fresh, tokens, 0).Time, 200*time.Millisecond, 0.5)
-	if e := m.Prompt(&fresh, tokens, 0); e.Known != 0 {
+	near(t, "fast prefill", m.Prompt(&fast, tokens, 0, epp.Loads{}).Time, 100*time.Millisecond, 0.15)
+	near(t, "slow prefill", m.Prompt(&slow, tokens, 0, epp.Loads{}).Time, 340*time.Millisecond, 0.15)
+	near(t, "one that is not known", m.Prompt(&fresh, tokens, 0, epp.Loads{}).Time, 200*time.Millisecond, 0.5)
+	if e := m.Prompt(&fresh, tokens, 0, epp.Loads{}); e.Known != 0 {
 		t.Errorf("%.1f outcomes of an engine that had none", e.Known)
 	}
 	near(t, "fast link", m.Handoff(&fast, &d, tokens).Time, 50*time.Millisecond, 0.2)
 	near(t, "slow link", m.Handoff(&slow, &d, tokens).Time, 270*time.Millisecond, 0.2)
 	near(t, "step", m.Token(&d, tokens, 0).Time, 20*time.Millisecond, 0.15)
-	if cold, warm := m.Prompt(&fast, tokens, 0).Time, m.Prompt(&fast, tokens, 3900).Time; warm >= cold/2 {
+	if cold, warm := m.Prompt(&fast, tokens, 0, epp.Loads{}).Time, m.Prompt(&fast, tokens, 3900, epp.Loads{}).Time; warm >= cold/2 {
 		t.Errorf("a prompt that is cached but for 100 tokens takes %v, a cold one %v", warm, cold)
+	}
+}
+
+// TestModelLearnsLoading: it learns how long an engine loads what is not in the accelerator's memory, and what such tokens are worth.
+func TestModelLearnsLoading(t *testing.T) {
+	clock := &handClock{now: time.Unix(100, 0)}
+	m := NewModel(clock)
+	d, fast, slow := candidate(endpoint(1, "decode"), 8), candidate(endpoint(2, "prefill"), 0), candidate(endpoint(3, "prefill"), 0)
+	served := func(prefill *epp.Candidate, tokens, cached int, loads epp.Loads, took time.Duration) {
+		o := outcome(&d, prefill, tokens, 0, took, 30*time.Millisecond, 20*time.Millisecond)
+		o.Decision.Picks[1].Seen.Cached, o.Decision.Picks[1].Seen.Loads = cached, loads
+		served(m, o)
+	}
+	const each = 50 * time.Millisecond
+	for i := range 80 {
+		clock.advance(time.Second)
+		tokens := 1000 + 211*i%5000
+		cached := tokens * (i % 4) / 4
+		for _, one := range []struct {
+			c    *epp.Candidate
+			load time.Duration
+		}{{&fast, each / 5}, {&slow, each * 4 / 5}} {
+			served(one.c, tokens, cached, epp.Loads{int32(cached)}, 20*time.Millisecond+perK(tokens-cached, each)+perK(cached, one.load))
+		}
+	}
+	loads := epp.Loads{3000}
+	near(t, "loading fast", m.Prompt(&fast, 4000, 3000, loads).Time, 100*time.Millisecond, 0.2)
+	near(t, "loading slowly", m.Prompt(&slow, 4000, 3000, loads).Time, 190*time.Millisecond, 0.2)
+	if s := m.Value(&fast, 3000, epp.Loads{}); s.Tokens != 3000 || s.Load != 0 {
+		t.Errorf("nothing is loaded: %+v", s)
+	}
+	a, b := m.Value(&fast, 3000, loads), m.Value(&slow, 3000, loads)
+	near(t, "time saved by loading fast", a.Time, 120*time.Millisecond, 0.25)
+	if a.Tokens < 1800 || a.Tokens > 2900 || b.Tokens > 1500 || b.Tokens > a.Tokens/2 {
+		t.Errorf("tokens that save as much: %v where loading is fast, %v where it is slow", a.Tokens, b.Tokens)
+	}
+	if s := NewModel(clock).Value(&fast, 3000, epp.Loads{0, 3000}); s.Tokens != 0 || s.Time >= 0 {
+		t.Errorf("loading that takes longer than computing saves %+v", s)
 	}
 }
 
@@ -174,11 +212,11 @@ func TestModelTakesOnlyWhatWentAsPlanned(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := NewModel(&handClock{now: time.Unix(100, 0)})
-			before := m.Prompt(&p, 4000, 0)
+			before := m.Prompt(&p, 4000, 0, epp.Loads{})
 			o := outcome(&d, &p, 4000, 0, time.Minute, time.Minute, time.Minute)
 			spoil(o)
 			m.Observe(o)
-			if after := m.Prompt(&p, 4000, 0); after != before {
+			if after := m.Prompt(&p, 4000, 0, epp.Loads{}); after != before {
 				t.Errorf("the estimate went from %+v to %+v", before, after)
 			}
 		})
@@ -191,12 +229,12 @@ func TestModelForgetsEndpoints(t *testing.T) {
 	d, old := candidate(endpoint(1, "decode"), 8), candidate(endpoint(2, "prefill"), 0)
 	late := outcome(&d, &old, 4000, 0, time.Minute, time.Minute, 20*time.Millisecond)
 	served(m, late)
-	if m.Prompt(&old, 4000, 0).Known == 0 || m.Handoff(&old, &d, 4000).Known == 0 {
+	if m.Prompt(&old, 4000, 0, epp.Loads{}).Known == 0 || m.Handoff(&old, &d, 4000).Known == 0 {
 		t.Fatal("nothing was learnt")
 	}
 	m.EndpointLeft(old.Endpoint)
 	next := candidate(endpoint(2, "prefill"), 0)
-	if e := m.Prompt(&next, 4000, 0); e.Known != 0 {
+	if e := m.Prompt(&next, 4000, 0, epp.Loads{}); e.Known != 0 {
 		t.Errorf("the next endpoint of the slot has %.1f outcomes", e.Known)
 	}
 	if e := m.Handoff(&next, &d, 4000); e.Known != 0 {
@@ -205,7 +243,7 @@ func TestModelForgetsEndpoints(t *testing.T) {
 	served(m, outcome(&d, &next, 4000, 0, 200*time.Millisecond, 50*time.Millisecond, 20*time.Millisecond))
 	m.EndpointLeft(old.Endpoint) // told late
 	m.Observe(late)              // ended late
-	if e := m.Prompt(&next, 4000, 0); e.Known == 0 {
+	if e := m.Prompt(&next, 4000, 0, epp.Loads{}); e.Known == 0 {
 		t.Error("the next endpoint of the slot was forgotten for the one before")
 	}
 }
@@ -223,13 +261,13 @@ func TestModelGivesAnotherChance(t *testing.T) {
 		observe(&good, 200*time.Millisecond, 50*time.Millisecond)
 	}
 	observe(&bad, time.Minute, 5*time.Second)
-	if p, h := m.Prompt(&bad, 4000, 0).Time, m.Handoff(&bad, &d, 4000).Time; p > time.Second || h > 200*time.Millisecond {
+	if p, h := m.Prompt(&bad, 4000, 0, epp.Loads{}).Time, m.Handoff(&bad, &d, 4000).Time; p > time.Second || h > 200*time.Millisecond {
 		t.Errorf("after one bad outcome a prompt is expected to take %v, and its hand-off %v", p, h)
 	}
 	for range 600 {
 		observe(&good, 200*time.Millisecond, 50*time.Millisecond)
 	}
-	near(t, "ten minutes later, a prompt", m.Prompt(&bad, 4000, 0).Time, 200*time.Millisecond, 0.2)
+	near(t, "ten minutes later, a prompt", m.Prompt(&bad, 4000, 0, epp.Loads{}).Time, 200*time.Millisecond, 0.2)
 	near(t, "and its hand-off", m.Handoff(&bad, &d, 4000).Time, 50*time.Millisecond, 0.2)
 }
 
@@ -244,7 +282,7 @@ func TestModelConcurrently(t *testing.T) {
 				o := outcome(&d, &p, 1000, 0, 100*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond)
 				m.Sent(o.Decision)
 				m.Observe(o)
-				m.Prompt(&p, 1000, 0)
+				m.Prompt(&p, 1000, 0, epp.Loads{})
 				m.Handoff(&p, &d, 1000)
 				m.Token(&d, 1000, 1000)
 				m.Queue(&d)

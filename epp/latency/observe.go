@@ -32,12 +32,12 @@ func (m *Model) Observe(o *epp.Outcome) {
 	if decode == nil {
 		return // it has left, and its slot may be that of another
 	}
-	at := loadOf(&seen.Load, seen.InFlight, d.Tokens, d.Cached)
+	at := loadOf(&seen.Load, seen.InFlight, ofFirst(d))
 	curves, _ := m.curvesAt(first, now)
 	switch {
 	case !ok:
 	case d.Verdict == pd.Local:
-		x := promptTerms(d.Tokens-d.Cached, d.Cached, seen.InFlight.Tokens, at.answers)
+		x := promptTerms(at.part, seen.InFlight.Tokens, at.answers)
 		m.calls.ttft.add(d.Expected.TTFT, begun)
 		m.corrections.prompt(first).learn(&at.place, ratio(begun.Seconds(), &curves.prompt, &x))
 		m.learn(now, decode, (*fits).ofPrompt, &promptPrior, &x, begun)
@@ -78,8 +78,8 @@ func (m *Model) remote(now time.Time, o *epp.Outcome, decode *engine, at *load, 
 		if prefill == nil {
 			continue
 		}
-		of := loadOf(&p.Seen.Load, p.Seen.InFlight, d.Tokens, p.Seen.Cached)
-		x := promptTerms(d.Tokens-p.Seen.Cached, p.Seen.Cached, of.ahead, of.answers)
+		of := loadOf(&p.Seen.Load, p.Seen.InFlight, part{d.Tokens, p.Seen.Cached, p.Seen.Loads})
+		x := promptTerms(of.part, of.ahead, of.answers)
 		theirs, _ := m.curvesAt(p.Endpoints[0], now)
 		m.corrections.prompt(p.Endpoints[0]).learn(&of.place, ratio(took.Seconds(), &theirs.prompt, &x))
 		m.learn(now, prefill, (*fits).ofPrompt, &promptPrior, &x, took)
@@ -89,7 +89,7 @@ func (m *Model) remote(now time.Time, o *epp.Outcome, decode *engine, at *load, 
 		overlap, _ := o.Phases.Get(pd.PhaseOverlap)
 		m.calls.ttft.add(d.Expected.TTFT, max(0, took+handoff+begun-overlap))
 		took = max(0, handoff+begun-overlap)
-		x = handoffTerms(d.Tokens-d.Cached, at.answers)
+		x = handoffTerms(d.Moved(), at.answers)
 		curves, _ := m.curvesAt(decode.of, now)
 		link := m.linkCurve(&curves, decode, p.Endpoints[0], now)
 		m.corrections.handoff.learn(&at.place, ratio(took.Seconds(), &link, &x))

@@ -45,25 +45,24 @@ func (c *corrections) prompt(e *epp.Endpoint) *correction {
 
 // load is what a prediction for one endpoint goes by.
 type load struct {
-	tokens, cached int // of the prompt
-	answers        float64
-	context        float64 // tokens of the answers
-	ahead          int     // tokens of other prompts
-	place          place
+	part
+	answers float64
+	context float64 // tokens of the answers
+	ahead   int     // tokens of other prompts
+	place   place
 }
 
-func loadOf(l *epp.Load, sent epp.InFlight, tokens, cached int) load {
+func loadOf(l *epp.Load, sent epp.InFlight, p part) load {
 	waiting, _ := l.Signals.Value(epp.Waiting)
-	own := max(0, tokens-cached)
-	x := load{tokens: tokens, cached: cached, answers: answersOf(l, sent), context: contextOf(l), ahead: sent.Tokens}
-	x.place = placeOf(waiting, usageOf(l), own, sent.Tokens, x.answers)
+	x := load{part: p, answers: answersOf(l, sent), context: contextOf(l), ahead: sent.Tokens}
+	x.place = placeOf(waiting, usageOf(l), p.own(), sent.Tokens, x.answers)
 	return x
 }
 
 // Predict returns how long an endpoint is expected to take until the first token of a request, and for each further one, if it gets it, and
-// computes the prompt, of whose tokens it has some cached. Of an endpoint that only computes prompts the first token is the one that it makes
+// computes the prompt, of whose tokens it has some cached, and must load some of these. Of an endpoint that only computes prompts the first token is the one that it makes
 // for the hand-off.
-func (m *Model) Predict(now time.Time, c *epp.Candidate, tokens, cached int) epp.Expected {
+func (m *Model) Predict(now time.Time, c *epp.Candidate, tokens, cached int, loads epp.Loads) epp.Expected {
 	all, one := m.whole.Load(), m.known(c.Endpoint)
 	curves := curves{prompt: all.prompt, token: all.token} // hand-offs are not asked for
 	if one != nil {
@@ -71,12 +70,12 @@ func (m *Model) Predict(now time.Time, c *epp.Candidate, tokens, cached int) epp
 			curves.prompt, curves.token = own.prompt.amid(&all.prompt, now), own.token.amid(&all.token, now)
 		}
 	}
-	x := loadOf(c.Load, c.InFlight, tokens, cached)
+	x := loadOf(c.Load, c.InFlight, part{tokens, cached, loads})
 	return epp.Expected{TTFT: m.ttft(&curves, c.Endpoint, &x), TPOT: m.tpot(&curves, one, now, &x, tokens-cached)}
 }
 
 func (m *Model) ttft(curves *curves, e *epp.Endpoint, x *load) epp.Quantiles {
-	terms := promptTerms(x.tokens-x.cached, x.cached, x.ahead, x.answers)
+	terms := promptTerms(x.part, x.ahead, x.answers)
 	return m.corrections.prompt(e).quantiles(curves.prompt.w.dot(&terms), &x.place)
 }
 
@@ -106,7 +105,7 @@ func (m *Model) Expect(now time.Time, d *epp.Decision) (expected epp.Expected) {
 	}
 	decode := first.Endpoints[0]
 	curves, one := m.curvesAt(decode, now)
-	x := loadOf(&first.Seen.Load, first.Seen.InFlight, d.Tokens, d.Cached)
+	x := loadOf(&first.Seen.Load, first.Seen.InFlight, ofFirst(d))
 	if d.Verdict == pd.Local {
 		return epp.Expected{TTFT: m.ttft(&curves, decode, &x), TPOT: m.tpot(&curves, one, now, &x, d.Tokens-d.Cached)}
 	}
@@ -117,14 +116,17 @@ func (m *Model) Expect(now time.Time, d *epp.Decision) (expected epp.Expected) {
 		}
 		from := p.Endpoints[0]
 		theirs, _ := m.curvesAt(from, now)
-		of := loadOf(&p.Seen.Load, p.Seen.InFlight, d.Tokens, p.Seen.Cached)
-		handoff := handoffTerms(d.Tokens-d.Cached, x.answers)
+		of := loadOf(&p.Seen.Load, p.Seen.InFlight, part{d.Tokens, p.Seen.Cached, p.Seen.Loads})
+		handoff := handoffTerms(d.Moved(), x.answers)
 		link := m.linkCurve(&curves, one, from, now)
 		expected.TTFT = after(m.ttft(&theirs, from, &of), m.corrections.handoff.quantiles(link.w.dot(&handoff), &x.place))
 		expected.TPOT = m.tpot(&curves, one, now, &x, 0)
 	}
 	return expected
 }
+
+// ofFirst returns what is known of the prompt of a request at the endpoint that it is sent to.
+func ofFirst(d *epp.Decision) part { return part{d.Tokens, d.Cached, d.Loads} }
 
 // after returns the quantiles of the sum of two times that are independent: what is above their medians adds up as errors do.
 func after(a, b epp.Quantiles) epp.Quantiles {

@@ -32,7 +32,7 @@ func TestPredictionsAreCalibrated(t *testing.T) {
 		tokens := 200 + r.IntN(6000)
 		took := at(tokens, waiting)
 		if i > 1000 {
-			p := m.Predict(clock.Now(), &d, tokens, 0).TTFT
+			p := m.Predict(clock.Now(), &d, tokens, 0, epp.Loads{}).TTFT
 			errors += math.Abs(float64(p.P50-took)) / float64(took)
 			n++
 			if took <= p.P50 {

@@ -10,16 +10,34 @@ import (
 //   - for each 1,000 tokens to be computed;
 //   - for each 100,000 pairs of 1,000 tokens that attention compares: those to be computed with what is before them;
 //   - for each 1,000 tokens of other prompts that are computed before;
-//   - for each 16 answers that the engine generates meanwhile.
+//   - for each 16 answers that the engine generates meanwhile;
+//   - for each 1,000 cached tokens that are loaded from the host's memory, from disks and from a shared store, which are three terms.
 //
 // The prior is between the engines whose step times are published: 7 to 28 ms for the shortest prompt, 11 to 66 ms for 1,000 tokens, 0.3
-// to 3.4 ms for the square of 1,000 tokens.
-var promptPrior = usual(vector{0.020, 0.050, 0.05, 0.050, 0.005}, vector{0.020, 0.050, 0.10, 0.050, 0.010})
+// to 3.4 ms for the square of 1,000 tokens. What loading takes is that of 320 KiB a token, as of a model with 70 billion parameters, at 50 GB/s over
+// PCIe, 6 GB/s from an SSD and 12 GB/s over a network of 100 Gbit/s.
+var promptPrior = usual(vector{0.020, 0.050, 0.05, 0.050, 0.005, 0.007, 0.055, 0.027}, vector{0.020, 0.050, 0.10, 0.050, 0.010, 0.010, 0.100, 0.100})
 
-func promptTerms(own, cached, ahead int, answers float64) vector {
-	n := kilo(own)
-	return vector{1, n, n * (kilo(cached) + n/2) / 100, kilo(ahead), answers / 16}
+// loadTerm is the index of the first of the terms about loading.
+const loadTerm = 5
+
+func promptTerms(p part, ahead int, answers float64) vector {
+	n := kilo(p.own())
+	x := vector{1, n, n * (kilo(p.cached) + n/2) / 100, kilo(ahead), answers / 16}
+	for i, tokens := range p.loads {
+		x[loadTerm+i] = kilo(int(tokens))
+	}
+	return x
 }
+
+// part is the tokens of a prompt, and how many of them are cached where it is computed.
+type part struct {
+	tokens, cached int
+	loads          epp.Loads // of the cached ones
+}
+
+// own returns how many are computed.
+func (p *part) own() int { return max(0, p.tokens-p.cached) }
 
 // The terms of the time from a computed prompt to the first token that another engine generates: what every hand-off takes, each 1,000
 // tokens whose KV cache moves, and each 16 answers that the engine generates meanwhile. 320 KiB a token at 50 GB/s are 7 ms for 1,000.

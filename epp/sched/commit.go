@@ -113,7 +113,8 @@ type made struct {
 func (k *pick) write(m *made) *epp.Decision {
 	d := &m.decision
 	d.Picks, d.Verdict, d.Reason, d.Strict = m.picks[:0], k.verdict, k.reason, k.strict()
-	d.Tokens, d.Cached, d.Costs = k.round.Request.Prompt.Tokens, k.cached(), k.costs
+	d.Tokens, d.Costs = k.round.Request.Prompt.Tokens, k.costs
+	d.Cached, d.Loads = k.cached()
 	d.TokenSource = k.round.Request.Prompt.Source
 	d.Origin = k.round.Request.Origin()
 	if a := &k.pipeline.config.AnswerPlugins; len(a.Stampers)+len(a.Reporters) > 0 {
@@ -148,5 +149,5 @@ func (k *pick) write(m *made) *epp.Decision {
 // seen copies what the pick knows of a candidate, because observers may keep it: a reference would become invalid with the
 // pick, whose memory is reused, or keep a whole snapshot in memory.
 func seen(c *epp.Candidate) *epp.Seen {
-	return &epp.Seen{Load: *c.Load, InFlight: c.InFlight, Cached: c.Cached}
+	return &epp.Seen{Load: *c.Load, InFlight: c.InFlight, Cached: c.Cached, Loads: c.Loads}
 }

@@ -37,7 +37,8 @@ func (k *pick) steer() error {
 func (k *pick) rule(i int) epp.Ruling {
 	s := &k.pipeline.stages[i]
 	k.round.Stage, k.ruled = s.Stage, i
-	k.asked.Tokens, k.asked.Cached, k.asked.Local = k.round.Request.Prompt.Tokens, k.cached(), k.chosen[0]
+	k.asked.Tokens, k.asked.Local = k.round.Request.Prompt.Tokens, k.chosen[0]
+	k.asked.Cached, k.asked.Loads = k.cached()
 	k.asked.Remote, k.asked.Links = nil, nil
 	if s.compares {
 		k.choose(i)
@@ -68,20 +69,20 @@ func (k *pick) linksOf(i int) []epp.Link {
 
 // requireCached refuses a request that is to be served only from a cache, if the first endpoint has nothing of it.
 func (k *pick) requireCached() error {
-	if !k.round.Request.IfAvailable || k.cached() > 0 {
+	if cached, _ := k.cached(); !k.round.Request.IfAvailable || cached > 0 {
 		return nil
 	}
 	return pd.Refuse(pd.NotCached, "No part of the prompt is cached on the model server that was chosen. Send the request without Prefer: if-available to have it computed.")
 }
 
-// cached returns how many tokens of the prompt the first endpoint has cached, by the matcher that the decider reads; 0 if there
-// is no endpoint yet.
-func (k *pick) cached() int {
+// cached returns how many tokens of the prompt the first endpoint has cached, by the matcher that the decider reads, and how many of them it
+// must load; 0 if there is no endpoint yet.
+func (k *pick) cached() (tokens int, loads epp.Loads) {
 	if len(k.chosen[0]) == 0 {
-		return 0
+		return 0, loads
 	}
 	found := k.round.Found(k.pipeline.reads)
-	return min(found.Of(&k.chosen[0][0]), k.round.Request.Prompt.Tokens)
+	return min(found.Of(&k.chosen[0][0]), k.round.Request.Prompt.Tokens), found.LoadsOf(&k.chosen[0][0])
 }
 
 // strict reports whether the sidecar must not prefill locally. It is false for local plans, even under force, because then

@@ -124,7 +124,7 @@ func (k *pick) uncache() {
 	}
 	for i := range k.all {
 		if !k.all[i].KeepsPrefixes() {
-			k.all[i].Cached = 0
+			k.all[i].Cached, k.all[i].Loads = 0, epp.Loads{}
 		}
 	}
 }

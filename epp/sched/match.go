@@ -79,16 +79,15 @@ func (k *pick) match() {
 		cut, found := &k.prompts[i], &k.round.Matches[i]
 		cut.cut(&r.Prompt, m.Needs())
 		found.Matcher, found.Whole = m, cut.Matchable()
+		forget(k.all)
 		if cut.asks {
 			found.Whole = m.Match(r, &cut.Prompt, k.all)
 			k.uncache()
-		} else {
-			forget(k.all)
 		}
 		if i > 0 {
-			found.Cached = bySlot(k.all, found.Cached)
+			found.Cached, found.Loads = bySlot(k.all, found.Cached, found.Loads)
 		} else {
-			found.Cached = nil
+			found.Cached, found.Loads = nil, nil
 		}
 	}
 }
@@ -96,23 +95,21 @@ func (k *pick) match() {
 // forget removes what another matcher has found.
 func forget(c []epp.Candidate) {
 	for i := range c {
-		c[i].Cached = 0
+		c[i].Cached, c[i].Loads = 0, epp.Loads{}
 	}
 }
 
-// bySlot copies what a matcher has found into a table, which is not nil then.
-func bySlot(c []epp.Candidate, table []int) []int {
-	if table == nil {
-		table = make([]int, 0, len(c))
-	}
+// bySlot copies what a matcher has found into tables, which are not nil then.
+func bySlot(c []epp.Candidate, cached []int, loads []epp.Loads) ([]int, []epp.Loads) {
+	size := 1
 	for i := range c {
-		slot := c[i].Slot
-		if slot >= len(table) {
-			table = slices.Grow(table, slot+1-len(table))[:slot+1]
-		}
-		table[slot] = c[i].Cached
+		size = max(size, c[i].Slot+1)
 	}
-	return table
+	cached, loads = slices.Grow(cached[:0], size)[:size], slices.Grow(loads[:0], size)[:size]
+	for i := range c {
+		cached[c[i].Slot], loads[c[i].Slot] = c[i].Cached, c[i].Loads
+	}
+	return cached, loads
 }
 
 // learn has the matchers learn which endpoints get the prompt's KV cache: the decode endpoint too, which computes the prompt

@@ -103,6 +103,59 @@ func TestSeveralMatchers(t *testing.T) {
 	}
 }
 
+// loader is a matcher that says of cached tokens that some are to be loaded.
+type loader struct {
+	*caches
+	loads map[string]epp.Loads // by endpoint name
+}
+
+func (l *loader) Match(r *epp.Request, p *epp.Prompt, c []epp.Candidate) int {
+	for i := range c {
+		c[i].Loads = l.loads[c[i].Name]
+	}
+	return l.caches.Match(r, p, c)
+}
+
+// TestLoads: what a matcher says is to be loaded belongs to what it says is cached, and to that of no other matcher.
+func TestLoads(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		decides int // the first or the second matcher
+		want    epp.Loads
+	}{{"by the first", 0, epp.Loads{}}, {"by the second", 1, epp.Loads{16, 0, 16}}} {
+		t.Run(tc.name, func(t *testing.T) {
+			matchers := []epp.Matcher{&caches{cached: map[string]int{"decode-0": 48}},
+				&loader{&caches{cached: map[string]int{"decode-0": 64}}, map[string]epp.Loads{"decode-0": {16, 0, 16}}}}
+			asked := &loadsAsked{}
+			c := disagg()
+			c.Matchers = matchers
+			c.Stages[1].Decider.Decider = reads{asked, matchers[tc.decides]}
+			d := mustPick(t, scheduler(t, fleet("decode", "prefill"), c), numbered())
+			if d.Loads != tc.want || asked.loads != tc.want {
+				t.Errorf("the decision says %v, the decider was told %v, want %v", d.Loads, asked.loads, tc.want)
+			}
+			if want := 100 - d.Cached + tc.want.Sum(); d.Moved() != want {
+				t.Errorf("%d tokens would move, want %d", d.Moved(), want)
+			}
+		})
+	}
+}
+
+// loadsAsked is a decider that notes what is to be loaded.
+type loadsAsked struct{ loads epp.Loads }
+
+func (d *loadsAsked) Decide(a *epp.Alternatives) epp.Ruling {
+	d.loads = a.Loads
+	return epp.Ruling{Verdict: pd.Local, Reason: pd.BelowThreshold}
+}
+
+type reads struct {
+	*loadsAsked
+	from epp.Matcher
+}
+
+func (d reads) Reads() epp.Matcher { return d.from }
+
 // TestNeedsOfSeveralMatchers: prompts are cut so that the blocks of every matcher can be put together, and the most token ids are kept.
 func TestNeedsOfSeveralMatchers(t *testing.T) {
 	for _, tc := range []struct {

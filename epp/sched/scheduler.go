@@ -181,6 +181,7 @@ func (s *Scheduler) Explain(ctx context.Context, r *epp.Request) (*epp.Decision,
 		if knower, ok := matchers[0].(epp.Knower); ok {
 			trace.how = func(c *epp.Candidate) string { return knower.How(r, c.Endpoint) }
 		}
+		trace.valuer, _ = matchers[0].(epp.Valuer)
 	}
 	k.gather(snapshot)
 	if err = k.shed(); err == nil {

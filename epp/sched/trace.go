@@ -23,11 +23,12 @@ const kvMismatch = "kv-mismatch"
 // tracer records a pick that is explained. It need not be fast.
 type tracer struct {
 	epp.Trace
-	now   time.Time
-	how   func(c *epp.Candidate) string // it is known what a candidate has cached; "" = in the only way
-	runs  *stage                        // the stage that runs
-	stage *epp.StageTrace               // its trace
-	index map[*epp.Endpoint]int         // of stage.Candidates
+	now    time.Time
+	how    func(c *epp.Candidate) string // it is known what a candidate has cached; "" = in the only way
+	valuer epp.Valuer                    // what that saves; nil = that is not known
+	runs   *stage                        // the stage that runs
+	stage  *epp.StageTrace               // its trace
+	index  map[*epp.Endpoint]int         // of stage.Candidates
 }
 
 func newTracer(s *epp.Snapshot, subset *epp.Subset, now time.Time) *tracer {
@@ -62,6 +63,7 @@ func (t *tracer) enter(s *stage, all []epp.Candidate) {
 	for i := range all {
 		t.stage.Candidates[i] = describe(&all[i], t.now)
 		t.stage.Candidates[i].CachedBy = t.how(&all[i])
+		t.value(&t.stage.Candidates[i], &all[i])
 		t.index[all[i].Endpoint] = i
 	}
 }
@@ -74,6 +76,16 @@ func describe(c *epp.Candidate, now time.Time) epp.CandidateTrace {
 		t.LoadAge = now.Sub(c.Load.At).Seconds()
 	}
 	return t
+}
+
+// value notes what it saves that a candidate has tokens cached.
+func (t *tracer) value(into *epp.CandidateTrace, c *epp.Candidate) {
+	into.Loads = c.Loads.ByTier()
+	if t.valuer == nil || c.Cached == 0 {
+		return
+	}
+	s := t.valuer.Value(c, c.Cached, c.Loads)
+	into.LoadTime, into.Saved = s.Load.Seconds(), s.Time.Seconds()
 }
 
 // of returns the trace of a candidate.

@@ -39,7 +39,7 @@ func remote() epp.Explanation {
 		Trace: &epp.Trace{Snapshot: 7, Outside: []string{"default/far"}, Deciders: []epp.DeciderTrace{{Stage: "prefill", Decider: "decider", Verdict: "remote", Reason: "uncached"}}, Stages: []epp.StageTrace{{
 			Stage: "decode", Profile: "decode", Candidates: []epp.CandidateTrace{
 				{Endpoint: "default/d1", Address: "10.0.0.2:8000", Role: "decode", Chosen: 1, Why: "chosen", Total: 2.25, Scores: scores(1, 0.25),
-					Signals: signals(3, 3, 0.5), LoadAge: 0.2, Requests: 4, Tokens: 500, Cached: 16, CachedBy: "events"},
+					Signals: signals(3, 3, 0.5), LoadAge: 0.2, Requests: 4, Tokens: 500, Cached: 16, CachedBy: "events", Loads: map[string]int{"cpu": 8}, LoadTime: 0.0012, Saved: 0.0105},
 				{Endpoint: "default/d2", Address: "10.0.0.3:8000", Role: "decode", Chosen: 2, Why: "second", Total: 1, Scores: scores(0.5, 0), LoadAge: -1},
 				{Endpoint: "default/p1", Address: "10.0.0.1:8000", Role: "prefill", Dropped: "decode-filter", Why: "dropped by decode-filter", LoadAge: -1},
 			}}}},

@@ -79,6 +79,9 @@ func urgency(r *epp.RequestSummary) string {
 // decider describes the decider's numbers.
 func decider(d epp.DeciderNumbers) string {
 	numbers := fmt.Sprintf("%d of %d prompt tokens are not cached on the decode endpoint", d.Uncached, d.Tokens)
+	for _, tier := range slices.Sorted(maps.Keys(d.Loads)) {
+		numbers += fmt.Sprintf(", %d are loaded from %s", d.Loads[tier], tier)
+	}
 	if d.Name == "" {
 		return "was not called; " + numbers
 	}
@@ -171,12 +174,27 @@ func row(w *tabwriter.Writer, c epp.CandidateTrace, signals epp.Readings, scorer
 	fmt.Fprintf(w, "%s\t%s\n", total, c.Why)
 }
 
-// cached returns how many tokens a candidate has cached, and how that is known.
+// cached returns how many tokens a candidate has cached, how that is known, how many of them its engine must load, and what they save.
 func cached(c epp.CandidateTrace) string {
 	if c.CachedBy == "" {
 		return strconv.Itoa(c.Cached)
 	}
-	return fmt.Sprintf("%d (%s)", c.Cached, c.CachedBy)
+	text := fmt.Sprintf("%d (%s)", c.Cached, c.CachedBy)
+	for _, tier := range slices.Sorted(maps.Keys(c.Loads)) {
+		text += fmt.Sprintf(", %d from %s", c.Loads[tier], tier)
+	}
+	if c.LoadTime > 0 {
+		text += " in " + milliseconds(c.LoadTime)
+	}
+	if c.Saved != 0 {
+		text += ", saves " + milliseconds(c.Saved)
+	}
+	return text
+}
+
+// milliseconds formats a time in seconds.
+func milliseconds(seconds float64) string {
+	return strconv.FormatFloat(seconds*1e3, 'f', 1, 64) + " ms"
 }
 
 // number formats a number with at most three digits after the point.

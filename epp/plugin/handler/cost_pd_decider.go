@@ -105,7 +105,7 @@ func (d *byCost) Decide(a *epp.Alternatives) epp.Ruling {
 // wait longer.
 func (d *byCost) local(a *epp.Alternatives, ttft, tpot time.Duration) epp.Cost {
 	decode := &a.Local[0]
-	prompt := d.model.Prompt(decode, a.Tokens, a.Cached)
+	prompt := d.model.Prompt(decode, a.Tokens, a.Cached, a.Loads)
 	own := max(1, a.Tokens-a.Cached) // engines compute the last token of a prompt even if all of it is cached
 	with, without := d.model.Token(decode, a.Tokens, own).Time, d.model.Token(decode, a.Tokens, 0).Time
 	answers, _ := decode.Running()
@@ -118,8 +118,8 @@ func (d *byCost) local(a *epp.Alternatives, ttft, tpot time.Duration) epp.Cost {
 func (d *byCost) remote(a *epp.Alternatives) epp.Cost {
 	decode, prefill := &a.Local[0], &a.Remote[0]
 	found := a.Found(d.matcher)
-	prompt := d.model.Prompt(prefill, a.Tokens, min(a.Tokens, found.Of(prefill)))
-	handoff := d.model.Handoff(prefill, decode, a.Tokens-a.Cached)
+	prompt := d.model.Prompt(prefill, a.Tokens, min(a.Tokens, found.Of(prefill)), found.LoadsOf(prefill))
+	handoff := d.model.Handoff(prefill, decode, a.Moved())
 	return epp.Cost{Verdict: pd.Remote, Endpoint: prefill.Endpoint, Time: prompt.Time + handoff.Time,
 		Harm: time.Duration(float64(prefill.InFlight.Requests) * float64(prompt.Own))}
 }

@@ -96,6 +96,27 @@ func TestCostOfShortPrompts(t *testing.T) {
 	p.want(pd.Remote, "beside many answers, a long prompt", 4000, 0)
 }
 
+// TestCostOfLoading: cached tokens that the decode pod must load cost time, but not as much as those that it computes, and they move in a hand-off.
+func TestCostOfLoading(t *testing.T) {
+	p := newPair(t)
+	p.learn(usual, usual, 5*time.Millisecond)
+	local := func(cached int, loads epp.Loads) (local, remote time.Duration) {
+		r := epp.Round{Request: &epp.Request{Headers: p.headers, Prompt: epp.Prompt{Tokens: 8000}}}
+		costs := p.decider.Decide(&epp.Alternatives{Round: &r, Tokens: 8000, Cached: cached, Loads: loads, Local: []epp.Candidate{p.decode},
+			Remote: []epp.Candidate{p.prefill}, Links: []epp.Link{{}}}).Costs
+		return costs[0].Time, costs[1].Time
+	}
+	free, without := local(7000, epp.Loads{})
+	loaded, with := local(7000, epp.Loads{7000})
+	computed, none := local(0, epp.Loads{})
+	if loaded < free+20*time.Millisecond || loaded > computed-100*time.Millisecond {
+		t.Errorf("cached in the accelerator's memory %v, to be loaded %v, to be computed %v", free, loaded, computed)
+	}
+	if with < without+20*time.Millisecond || with != none {
+		t.Errorf("a hand-off costs %v if the accelerator's memory has 7,000 tokens, %v if slower memory has them, %v if nothing has", without, with, none)
+	}
+}
+
 func TestCostOfWarmPrompts(t *testing.T) {
 	p := newPair(t)
 	p.learn(usual, usual, 5*time.Millisecond)

@@ -109,7 +109,7 @@ func (d *byDrift) Decide(a *epp.Alternatives) epp.Ruling {
 		return r
 	}
 	decode := &a.Local[0]
-	prompt := d.model.Prompt(decode, a.Tokens, a.Cached)
+	prompt := d.model.Prompt(decode, a.Tokens, a.Cached, a.Loads)
 	with, without := d.model.Token(decode, a.Tokens, a.Tokens-a.Cached).Time, d.model.Token(decode, a.Tokens, 0).Time
 	local := d.sum(&prompt, d.answers(decode, without), prompt.Time, with)
 	r.Costs = []epp.Cost{{Verdict: pd.Local, Endpoint: decode.Endpoint, Time: prompt.Time}}
@@ -119,8 +119,8 @@ func (d *byDrift) Decide(a *epp.Alternatives) epp.Ruling {
 	}
 	prefill := &a.Remote[0]
 	found := a.Found(d.matcher)
-	prompt = d.model.Prompt(prefill, a.Tokens, min(a.Tokens, found.Of(prefill)))
-	handoff := d.model.Handoff(prefill, decode, a.Tokens-a.Cached).Time
+	prompt = d.model.Prompt(prefill, a.Tokens, min(a.Tokens, found.Of(prefill)), found.LoadsOf(prefill))
+	handoff := d.model.Handoff(prefill, decode, a.Moved()).Time
 	remote := d.sum(&prompt, 0, prompt.Time+handoff, without) + d.TransferWeight*d.ofTTFT(handoff)
 	r.Costs = append(r.Costs, epp.Cost{Verdict: pd.Remote, Endpoint: prefill.Endpoint, Time: prompt.Time + handoff})
 	if remote < local {

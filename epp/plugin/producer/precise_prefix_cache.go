@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/kvfeed"
+	"github.com/tandem-serving/tandem/epp/latency"
 	"github.com/tandem-serving/tandem/epp/plugin/param"
 )
 
@@ -52,8 +53,9 @@ type PreciseTokens struct {
 type PreciseIndex struct {
 	// KVBlockIndexConfig is about its memory.
 	KVBlockIndexConfig PreciseBlocks `yaml:"kvBlockIndexConfig"`
-	// KVCacheBackendConfigs are the weights of blocks in other memory than the accelerators'. Such blocks are not counted here, so the
-	// weights have no effect.
+	// KVCacheBackendConfigs are the weights of blocks by the memory that they are in. Default: none, so that a block in slower memory counts as
+	// much as it saves on the endpoint: the time of computing it there, as it was measured, less the time of loading it. llm-d's are gpu 1.0
+	// and cpu 0.8.
 	KVCacheBackendConfigs []PreciseTier `yaml:"kvCacheBackendConfigs"`
 	// TokenizersPoolConfig is of older versions, and has no effect: list a token-producer.
 	TokenizersPoolConfig map[string]any `yaml:"tokenizersPoolConfig"`
@@ -88,9 +90,10 @@ type PreciseMemory struct {
 
 // PreciseTier is the weight of blocks in a kind of memory.
 type PreciseTier struct {
-	// Name is the kind of memory.
+	// Name is the kind of memory, as in engines' events: gpu, cpu, disk or storage, or shared.
 	Name string `yaml:"name"`
-	// Weight is accepted and has no effect.
+	// Weight is how much a block there counts for scores, 0..1, where one that the engine need not load counts 1. Weights of gpu have no
+	// effect. Deciders go by the measured times in any case.
 	Weight float64 `yaml:"weight"`
 }
 
@@ -159,7 +162,6 @@ func (p *PrecisePrefixCache) Correct(warn epp.Report) {
 		{tokens.HashAlgorithm != "", "tokenProcessorConfig.hashAlgorithm", "the token ids in events are compared, not the engines' hashes"},
 		{p.IndexerConfig.TokenizersPoolConfig != nil, "indexerConfig.tokenizersPoolConfig", "list a token-producer, which finds the token ids of prompts"},
 		{p.IndexerConfig.PrefixStoreConfig != nil, "indexerConfig.prefixStoreConfig", "list a token-producer, which finds the token ids of prompts"},
-		{p.IndexerConfig.KVCacheBackendConfigs != nil, "indexerConfig.kvCacheBackendConfigs", "only blocks in the memory of accelerators are counted"},
 		{blocks.RedisConfig != nil, "indexerConfig.kvBlockIndexConfig.redisConfig", "the index is in the picker's memory, and each replica listens to all engines"},
 		{blocks.ValkeyConfig != nil, "indexerConfig.kvBlockIndexConfig.valkeyConfig", "the index is in the picker's memory, and each replica listens to all engines"},
 		{blocks.CostAwareMemoryConfig != nil, "indexerConfig.kvBlockIndexConfig.costAwareMemoryConfig", "inMemoryConfig.size bounds the index"},
@@ -169,6 +171,16 @@ func (p *PrecisePrefixCache) Correct(warn epp.Report) {
 	} {
 		if w.given {
 			warn(w.field, "has no effect: %s", w.text)
+		}
+	}
+	for i := range p.IndexerConfig.KVCacheBackendConfigs {
+		tier, field := &p.IndexerConfig.KVCacheBackendConfigs[i], fmt.Sprintf("indexerConfig.kvCacheBackendConfigs[%d]", i)
+		if _, known := kvfeed.TierOf(tier.Name); !known {
+			warn(field+".name", "has no effect: %q is no kind of memory that engines tell of, such as cpu, disk or shared", tier.Name)
+		}
+		if !(tier.Weight >= 0 && tier.Weight <= 1) {
+			warn(field+".weight", "is %v and must be from 0 to 1: 1 is taken", tier.Weight)
+			tier.Weight = 1
 		}
 	}
 }
@@ -271,15 +283,23 @@ func (p *PrecisePrefixCache) Matcher(b *epp.Builder) (*PreciseMatcher, error) {
 	}
 	key := fmt.Sprintf("KV events as %+v, of plugin %s", options, b.Name)
 	feed := epp.Kept(b.Keep, key, func() *kvfeed.Feed { return kvfeed.New(options, b.Clock(), b.Log) })
-	return &PreciseMatcher{Feed: feed, name: b.Name}, nil
+	m := &PreciseMatcher{Feed: feed, name: b.Name, model: latency.Of(b)}
+	for _, c := range p.IndexerConfig.KVCacheBackendConfigs {
+		if tier, known := kvfeed.TierOf(c.Name); known {
+			m.weights[tier] = &c.Weight
+		}
+	}
+	return m, nil
 }
 
 // PreciseMatcher is an epp.Knower that goes by what engines tell.
 type PreciseMatcher struct {
 	*kvfeed.Feed
 	// Self is the matcher that the scheduler calls: the instance of the plugin.
-	Self epp.Matcher
-	name string
+	Self    epp.Matcher
+	name    string
+	model   *latency.Model
+	weights [epp.Tiers]*float64 // as configured; nil = what is measured
 }
 
 // Close implements nothing: the feed outlives the configuration, and is closed by epp.Keep. It hides the feed's own.
@@ -296,6 +316,25 @@ func (m *PreciseMatcher) Describe(chan<- *prometheus.Desc) {}
 
 // Needs implements epp.Matcher.
 func (m *PreciseMatcher) Needs() epp.PromptSpec { return epp.PromptSpec{IDs: preciseIDs} }
+
+// Value implements epp.Valuer.
+func (m *PreciseMatcher) Value(c *epp.Candidate, cached int, loads epp.Loads) epp.Saving {
+	saving := m.model.Value(c, cached, loads)
+	slow := loads.Sum()
+	if slow == 0 {
+		return saving
+	}
+	measured := max(0, saving.Tokens-float64(cached-slow)) / float64(slow)
+	saving.Tokens = float64(cached - slow)
+	for t := epp.CPUTier; t < epp.Tiers; t++ {
+		weight := measured
+		if m.weights[t] != nil {
+			weight = *m.weights[t]
+		}
+		saving.Tokens += weight * float64(loads.In(t))
+	}
+	return saving
+}
 
 // Learn implements epp.Matcher.
 func (m *PreciseMatcher) Learn(r *epp.Request, p *epp.Prompt, e *epp.Endpoint, _ *epp.Load) {

@@ -2,6 +2,7 @@ package producer
 
 import (
 	"log/slog"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -60,6 +61,28 @@ func TestPreciseProblems(t *testing.T) {
 		if got := strings.Join(problems(p), "; "); c.want == "" && got != "" || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
+	}
+}
+
+// TestPreciseWeights: what is no weight, or of no memory, is said, and disturbs nothing.
+func TestPreciseWeights(t *testing.T) {
+	p := DefaultPrecisePrefixCache()
+	p.IndexerConfig.KVCacheBackendConfigs = []PreciseTier{{"gpu", 1}, {"cpu", 0.8}, {"tape", 0.1}, {"STORAGE", 3}, {"", math.NaN()}}
+	var warned []string
+	p.Correct(func(field, format string, args ...any) { warned = append(warned, field) })
+	at := "indexerConfig.kvCacheBackendConfigs"
+	if want := []string{at + "[2].name", at + "[3].weight", at + "[4].name", at + "[4].weight"}; !slices.Equal(warned, want) {
+		t.Errorf("warned of %v, want %v", warned, want)
+	}
+	keep := &epp.Keep{}
+	defer keep.Close()
+	m, err := p.Matcher(&epp.Builder{Name: "mine", Keep: keep, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := epp.Candidate{Endpoint: new(epp.Endpoint), Load: new(epp.Load)}
+	if s := m.Value(&c, 1000, epp.Loads{100, 200}); s.Tokens != 700+80+200 {
+		t.Errorf("1,000 cached tokens are worth %v", s.Tokens)
 	}
 }
 

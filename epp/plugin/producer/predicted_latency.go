@@ -104,7 +104,7 @@ func (p *producesLatency) Produce(r *epp.Round, c []epp.Candidate) {
 	found, tokens := r.Found(p.matcher), r.Request.Prompt.Tokens
 	ttft, tpot := r.Request.WantedTTFT().Seconds(), r.Request.WantedTPOT().Seconds()*p.buffer
 	for i := range c {
-		expected := p.Predict(r.Now, &c[i], tokens, min(tokens, found.Of(&c[i])))
+		expected := p.Predict(r.Now, &c[i], tokens, min(tokens, found.Of(&c[i])), found.LoadsOf(&c[i]))
 		first, further := p.set(&c[i], latency.TTFT50, expected.TTFT), p.set(&c[i], latency.TPOT50, expected.TPOT)
 		c[i].Compute(latency.TTFTHeadroom, ttft-first)
 		c[i].Compute(latency.TPOTHeadroom, tpot-further)

@@ -6,7 +6,9 @@ import (
 )
 
 // PrefixCache prefers endpoints that have the prompt's beginning in their prefix cache:
-// w × min(1, cached/matchLengthScaleTokens)² + (1−w) × cached/matchable, with w = matchLengthWeight.
+// w × min(1, cached/matchLengthScaleTokens)² + (1−w) × cached/matchable, with w = matchLengthWeight. A cached token that the engine must load,
+// from the host's memory or a disk, counts as much as it saves: the time of computing it on that endpoint, as it was measured there, less the
+// time of loading it.
 type PrefixCache struct {
 	// PrefixMatchInfoProducerName names the producer of cached tokens. Default "": the one named approx-prefix-cache-producer, or
 	// else the first of the file.
@@ -55,8 +57,12 @@ func (s prefixCacheScorer) Score(r *epp.Round, c []epp.Candidate, scores []float
 	if whole <= 0 {
 		return
 	}
+	valuer, _ := found.Matcher.(epp.Valuer)
 	for i := range c {
 		cached := float64(found.Of(&c[i]))
+		if loads := found.LoadsOf(&c[i]); valuer != nil && loads != (epp.Loads{}) {
+			cached = valuer.Value(&c[i], int(cached), loads).Tokens
+		}
 		if cached <= 0 {
 			continue
 		}
