@@ -56,6 +56,9 @@ type ScheduleConfig = core.Schedule
 type KVConfig struct {
 	// Blocks is the size of the pool, with the null block; default 512, or what the longest request needs.
 	Blocks int
+	// HostBlocks is how many blocks the host's memory has space for, to which all cached blocks are copied, as with vLLM's
+	// OffloadingConnector; 0: none are.
+	HostBlocks int
 	// BlockSize is in tokens; default 32.
 	BlockSize int
 	// Lease is how long blocks wait for a decode engine that sends no heartbeat; default 30 s. It is real time, whatever the
@@ -129,6 +132,8 @@ func (c *Config) problems(report core.Report) {
 	report.Require(c.KV.LoadFailure == FailLoad || c.KV.LoadFailure == RecomputeLoad,
 		"kv-load-failure-policy", "KV load failure policy is %q: want %q or %q", c.KV.LoadFailure, FailLoad, RecomputeLoad)
 	report.RequireMemory("blocks", &c.Model, c.KV.Blocks, c.KV.BlockSize, fmt.Sprintf("%d blocks of %d tokens", c.KV.Blocks, c.KV.BlockSize))
+	report.Require(c.KV.HostBlocks >= 0, "host-blocks", "host blocks is %d: want 0 or more", c.KV.HostBlocks)
+	report.RequireMemory("host-blocks", &c.Model, c.KV.HostBlocks, c.KV.BlockSize, fmt.Sprintf("%d blocks of %d tokens in the host's memory", c.KV.HostBlocks, c.KV.BlockSize))
 	// The real engine refuses this as well: the longest request would wait for ever.
 	report.Require((c.KV.Blocks-1)*c.KV.BlockSize >= c.MaxModelLen, "blocks",
 		"%d blocks of %d tokens (one of them is never used) cannot hold a request of max model len %d", c.KV.Blocks, c.KV.BlockSize, c.MaxModelLen)

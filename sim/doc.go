@@ -65,6 +65,8 @@
 //     takes GET only: no test needs them.
 //   - /reset_prefix_cache needs no developer mode, so that tests of a poisoned cache can go on.
 //   - Scale-out endpoints (render, generate, abort) always answer 403, as by default.
+//   - The host's memory (KVConfig.HostBlocks) gets each block at the end of the step that computes it, and a step waits for what it loads
+//     from there; with the real OffloadingConnector both happen beside the steps. Hand-offs do not use it, and no metric tells of it.
 //   - KV events have the names of blocks that the simulator computes in its own way. Names are integers, never digests. There is no
 //     limit to what waits to be published: a step never waits for it.
 //   - One engine per server: no data parallelism, and one KV cache group. A coordinator sees each rank as an engine of its

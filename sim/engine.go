@@ -90,7 +90,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e.core = core.New(core.Config{
 		Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, TimeScale: cfg.TimeScale, Schedule: cfg.Schedule,
-		Blocks: cfg.KV.Blocks, BlockSize: cfg.KV.BlockSize, TextOfPrompts: true, Cached: cached, Logger: cfg.Logger,
+		Blocks: cfg.KV.Blocks, BlockSize: cfg.KV.BlockSize, HostBlocks: cfg.KV.HostBlocks, TextOfPrompts: true, Cached: cached, Logger: cfg.Logger,
 	}, c.transport, c.kv)
 	e.connector, c.core = c, e.core
 	work := []func(context.Context){c.heartbeat}
@@ -99,6 +99,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 	if c.events != nil {
 		e.core.Pool().Uncached = c.events.removed
+		e.core.Host().Stored, e.core.Host().Dropped = c.events.offloaded, c.events.dropped
 		work = append(work, c.events.work(func(err error) { c.log.Error("publishing KV events", "error", err) })...)
 	}
 	e.core.Start(c, func() {

@@ -145,13 +145,33 @@ func (e *events) stored(s *core.Sequence, first int, hashes []kv.Hash) {
 	e.batch = appendText(appendText(b, "kv_cache_spec_kind"), "full_attention")
 }
 
+// offloaded tells of a block that was copied to the host's memory. vLLM's OffloadingConnector names such blocks, and does not describe them.
+func (e *events) offloaded(h kv.Hash) {
+	e.count++
+	b := append(e.batch, 0x89) // a map of 9
+	b = appendText(appendText(b, "type"), "BlockStored")
+	b = appendName(appendLength(appendText(b, "block_hashes"), 1), h)
+	b = append(appendText(b, "parent_block_hash"), packedNil)
+	b = appendLength(appendText(b, "token_ids"), 0)
+	b = appendNumber(appendText(b, "block_size"), 0)
+	b = append(appendText(b, "lora_id"), packedNil)
+	b = appendText(appendText(b, "medium"), "CPU")
+	b = append(appendText(b, "lora_name"), packedNil)
+	e.batch = appendNumber(appendText(b, "group_idx"), 0)
+}
+
 // removed tells of a block that has left the prefix cache.
-func (e *events) removed(h kv.Hash) {
+func (e *events) removed(h kv.Hash) { e.left(h, "GPU") }
+
+// dropped tells of a block that has left the host's memory.
+func (e *events) dropped(h kv.Hash) { e.left(h, "CPU") }
+
+func (e *events) left(h kv.Hash, medium string) {
 	e.count++
 	b := append(e.batch, 0x84) // a map of 4
 	b = appendText(appendText(b, "type"), "BlockRemoved")
 	b = appendName(appendLength(appendText(b, "block_hashes"), 1), h)
-	b = appendText(appendText(b, "medium"), "GPU")
+	b = appendText(appendText(b, "medium"), medium)
 	e.batch = appendNumber(appendText(b, "group_idx"), 0)
 }
 
@@ -233,6 +253,13 @@ func (e *Engine) EventAddresses() (publish, replay string) {
 		replay = ev.replays.Addr().String()
 	}
 	return ev.listener.Addr().String(), replay
+}
+
+// OffloadedBlocks returns what KV events call the blocks that the host's memory has now.
+func (e *Engine) OffloadedBlocks() (names map[uint64]bool) {
+	names = map[uint64]bool{}
+	e.core.Call(func() { e.core.Host().Hashes(func(h kv.Hash) { names[BlockName(h)] = true }) })
+	return names
 }
 
 // CachedBlocks returns what KV events call the blocks that the prefix cache has now.

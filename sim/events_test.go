@@ -43,6 +43,12 @@ func TestEventsAreThoseOfTheRealEngine(t *testing.T) {
 		{"a block is removed", func(e *events) {
 			e.removed(hashOf(0x7444339caeef297b))
 		}, "9184a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391cf7444339caeef297ba66d656469756da3475055a967726f75705f6964780000"},
+		{"a block is copied to the host's memory", func(e *events) {
+			e.offloaded(hashOf(0x974beec95397b02a))
+		}, "9189a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cf974beec95397b02ab1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f69647390aa626c6f636b5f73697a6500a76c6f72615f6964c0a66d656469756da3435055a96c6f72615f6e616d65c0a967726f75705f6964780000"},
+		{"a block is dropped from the host's memory", func(e *events) {
+			e.dropped(hashOf(0x7444339caeef297b))
+		}, "9184a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391cf7444339caeef297ba66d656469756da3435055a967726f75705f6964780000"},
 		{"all is cleared", (*events).cleared, "9181a474797065b0" + hex.EncodeToString([]byte("AllBlocksCleared")) + "00"},
 	} {
 		e := &events{blockSize: 32}

@@ -63,6 +63,7 @@ type scheduleFlags struct {
 type kvFlags struct {
 	Role        string        `flag:"role" enum:"prefill,decode,both" help:"role that its log messages have; like a real engine, it serves both legs in any role"`
 	Blocks      int           `flag:"blocks" help:"blocks in the pool, one of them never used; 0: 512, or what the longest request needs"`
+	HostBlocks  int           `flag:"host-blocks" help:"blocks in the memory of the host, to which cached blocks are copied, as with vLLM's OffloadingConnector; 0: none are"`
 	BlockSize   int           `flag:"block-size" arg:"TOKENS" help:"tokens per block; the same on all engines of a pair"`
 	Lease       time.Duration `flag:"kv-lease" help:"how long KV stays pinned after prefill without a heartbeat or a pull; not scaled"`
 	Handshake   time.Duration `flag:"handshake-time" help:"duration of the first hand-off from each prefill engine; 0: the model's, scaled"`
@@ -112,6 +113,7 @@ func (f *flags) Validate(p *boot.Problems) {
 	}
 	p.Require(f.Transfer.Library == "" || f.Transfer.Transport == overNIXL,
 		"nixl-library", "has no effect with --transport %s: leave it out", f.Transfer.Transport)
+	p.Require(f.KV.HostBlocks == 0 || f.Engine == vllm, "host-blocks", "has no effect with --engine %s: leave it out", f.Engine)
 	if f.KV.Events != "" {
 		p.RequireAddress("kv-events-address", f.KV.Events)
 		p.Require(f.Engine == vllm, "kv-events-address", "has no effect with --engine %s: leave it out", f.Engine)
@@ -209,7 +211,7 @@ func (f *flags) config() sim.Config {
 			MaxQueuedRequests: f.Schedule.MaxQueued,
 		},
 		KV: sim.KVConfig{
-			Blocks: f.KV.Blocks, BlockSize: f.KV.BlockSize, Lease: f.KV.Lease, HandshakeTime: f.KV.Handshake,
+			Blocks: f.KV.Blocks, HostBlocks: f.KV.HostBlocks, BlockSize: f.KV.BlockSize, Lease: f.KV.Lease, HandshakeTime: f.KV.Handshake,
 			LoadFailure: sim.LoadFailurePolicy(f.KV.LoadFailure),
 			Push:        f.KV.Push, OmitPrefillCachedTokens: f.KV.NoCached,
 		},

@@ -27,7 +27,7 @@ func TestFlagsReachTheEngine(t *testing.T) {
 	f := defaults()
 	_, err := program.Load(boot.IO{Name: "sim"}, &f, []string{
 		"--model=llama-3.1-8b-h100", "--served-model-name=llama", "--max-model-len=300", "--time-scale=0.5", "--max-num-batched-tokens=100",
-		"--max-num-seqs=3", "--max-num-queued-reqs=4", "--blocks=21", "--block-size=16", "--kv-lease=9s", "--kv-load-failure-policy=recompute",
+		"--max-num-seqs=3", "--max-num-queued-reqs=4", "--blocks=21", "--host-blocks=33", "--block-size=16", "--kv-lease=9s", "--kv-load-failure-policy=recompute",
 		"--no-prefill-cached-tokens", "--keep-alive=7s", "--host=127.0.0.2", "--enable-scale-out",
 		"--kv-events-address=127.0.0.1:1", "--kv-events-replay-address=127.0.0.1:2", "--kv-events-topic=kv@",
 	})
@@ -38,7 +38,7 @@ func TestFlagsReachTheEngine(t *testing.T) {
 	want := sim.Config{
 		ServedModelName: "llama", ScaleOut: true, MaxModelLen: 300, TimeScale: 0.5, KeepAlive: f.Listen.KeepAlive,
 		Schedule: sim.ScheduleConfig{MaxBatchedTokens: 100, MaxSequences: 3, MaxQueuedRequests: 4},
-		KV:       sim.KVConfig{Blocks: 21, BlockSize: 16, Lease: f.KV.Lease, LoadFailure: sim.RecomputeLoad, OmitPrefillCachedTokens: true},
+		KV:       sim.KVConfig{Blocks: 21, HostBlocks: 33, BlockSize: 16, Lease: f.KV.Lease, LoadFailure: sim.RecomputeLoad, OmitPrefillCachedTokens: true},
 		Transfer: sim.TransferConfig{SideChannel: "127.0.0.2:0"},
 		Events:   sim.EventsConfig{Publish: "127.0.0.1:1", Replay: "127.0.0.1:2", Topic: "kv@"},
 	}

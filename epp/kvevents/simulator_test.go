@@ -59,19 +59,20 @@ func asks(t *testing.T, s *server.Server, seed uint64) {
 	clients.Wait()
 }
 
-// difference returns how a holder differs from the cache of an engine, "" = not at all.
-func difference(e *engine, s *server.Server) string {
-	cached := s.Engine.CachedBlocks()
-	missing := 0
-	for name := range cached {
-		if !e.Holder.Has(kvindex.GPU, name) {
-			missing++
+// difference returns how a holder differs from the cache of an engine, and from its host's memory, "" = not at all.
+func difference(e *engine, s *server.Server) (diff string) {
+	for tier, cached := range map[kvindex.Tier]map[uint64]bool{kvindex.GPU: s.Engine.CachedBlocks(), kvindex.CPU: s.Engine.OffloadedBlocks()} {
+		missing := 0
+		for name := range cached {
+			if !e.Holder.Has(tier, name) {
+				missing++
+			}
+		}
+		if missing > 0 || e.Holder.In(tier) != len(cached) {
+			diff += fmt.Sprintf("%d blocks of %d are missing in tier %d, and the index has %d; ", missing, len(cached), tier, e.Holder.In(tier))
 		}
 	}
-	if missing == 0 && e.Holder.Len() == len(cached) {
-		return ""
-	}
-	return fmt.Sprintf("%d blocks of %d are missing, and the index has %d", missing, len(cached), e.Holder.Len())
+	return diff
 }
 
 // agree waits until holder and engine have the same blocks.
@@ -93,12 +94,13 @@ func agree(t *testing.T, e *engine, s *server.Server) {
 	}
 }
 
-// The index has, block by block, what the simulated engine has in its prefix cache: after many evictions, joined late, and after a restart.
+// The index has, block by block, what the simulated engine has in its prefix cache, and in its host's memory, which is larger: after many
+// evictions, joined late, and after a restart.
 func TestSimulatedEngine(t *testing.T) {
 	publish, replay := "127.0.0.1:0", "127.0.0.1:0"
 	start := func() *server.Server {
 		return simtest.Start(t, func(c *sim.Config) {
-			c.KV.Blocks, c.MaxModelLen = 100, 1024
+			c.KV.Blocks, c.KV.HostBlocks, c.MaxModelLen = 100, 120, 1024
 			c.Events = sim.EventsConfig{Publish: publish, Replay: replay, Topic: "kv@here"}
 		})
 	}

@@ -159,6 +159,26 @@ func TestCacheSalt(t *testing.T) {
 	}
 }
 
+// TestHostMemory: a prompt whose blocks were taken for others is loaded from the host's memory, and answered as if it had been computed.
+func TestHostMemory(t *testing.T) {
+	for name, c := range map[string]struct{ host, cached int }{"there is space": {64, 96}, "for too few": {3, 0}, "there is none": {0, 0}} {
+		t.Run(name, func(t *testing.T) {
+			s := simtest.Start(t, func(cfg *sim.Config) { cfg.MaxModelLen, cfg.KV.Blocks, cfg.KV.HostBlocks = 256, 10, c.host })
+			ask := func(kind int) (text string, cached int) {
+				answer := simtest.Complete(t, s, simtest.Greedy(simtest.Prompt(kind, 100), 10, nil))
+				return answer.Choices[0].Text, answer.Usage.PromptTokensDetails.CachedTokens
+			}
+			before, _ := ask(1)
+			for kind := range 4 {
+				ask(2 + kind)
+			}
+			if after, cached := ask(1); after != before || cached != c.cached {
+				t.Errorf("%d tokens are cached, want %d; answers %q and %q", cached, c.cached, before, after)
+			}
+		})
+	}
+}
+
 // TestGauges: the page counts a running and a waiting request.
 func TestGauges(t *testing.T) {
 	s := simtest.Start(t, func(c *sim.Config) { c.TimeScale = 1e6; c.Schedule.MaxSequences = 1; c.KV.Blocks = 257 })

@@ -23,6 +23,8 @@ type Config struct {
 	Schedule  Schedule
 	Blocks    int // in the pool, with the null block
 	BlockSize int // tokens
+	// HostBlocks is how many blocks the host's memory has space for, to which all blocks are copied that enter the prefix cache; 0: none are.
+	HostBlocks int
 	// ReservedTokens is how much stays free for the answers of each sequence that has KV when one whose KV comes from another
 	// engine gets blocks.
 	ReservedTokens int
@@ -55,6 +57,7 @@ type Engine struct {
 	protocol  Protocol
 	kv        *kv.Memory
 	pool      *kv.Pool
+	host      *kv.Host
 
 	waiting []*Sequence // next to be admitted first
 	running []*Sequence // oldest first
@@ -88,7 +91,7 @@ var errStopped = errors.New("engine closed")
 // New makes an engine with the memory of its blocks, which is registered with the transport that moves KV. Both are the caller's.
 // Start has to follow.
 func New(cfg Config, t transfer.Transport, m *kv.Memory) *Engine {
-	return &Engine{cfg: cfg, log: cfg.Logger, transport: t, kv: m, pool: kv.NewPool(cfg.Blocks), live: make(map[*Sequence]struct{})}
+	return &Engine{cfg: cfg, log: cfg.Logger, transport: t, kv: m, pool: kv.NewPool(cfg.Blocks), host: kv.NewHost(cfg.HostBlocks), live: make(map[*Sequence]struct{})}
 }
 
 // Start begins to serve by a protocol. Each work runs in a goroutine of its own until its context ends. After every goroutine of the

@@ -115,6 +115,9 @@ func (e *Engine) Runs() int { return len(e.running) }
 // Pool returns the engine's blocks.
 func (e *Engine) Pool() *kv.Pool { return e.pool }
 
+// Host returns the blocks in the memory of the engine's host.
+func (e *Engine) Host() *kv.Host { return e.host }
+
 // Memory returns the KV in the engine's blocks.
 func (e *Engine) Memory() *kv.Memory { return e.kv }
 

@@ -23,6 +23,8 @@ type part struct {
 func (b *batch) add(s *Sequence, tokens int) {
 	b.parts = append(b.parts, part{s, tokens})
 	b.Sequences++
+	b.LoadedTokens += s.Loaded
+	s.Loaded = 0
 	b.ContextTokens += s.Computed + tokens
 	if s.Computed+tokens < len(s.Tokens) || tokens > 1 {
 		b.PrefillTokens += tokens
@@ -137,8 +139,10 @@ func (e *Engine) admit(s *Sequence, budget int) (n int, ok bool) {
 	}
 	hit := e.findPrefix(s)
 	wanted := len(s.Tokens)
+	var offloaded [][]byte
 	if s.KV != Wanted {
-		wanted = min(wanted, len(hit)*e.cfg.BlockSize+budget)
+		offloaded = e.findOffloaded(s, len(hit))
+		wanted = min(wanted, (len(hit)+len(offloaded))*e.cfg.BlockSize+budget)
 	}
 	fresh := kv.BlocksFor(wanted, e.cfg.BlockSize) - len(hit)
 	if !e.pool.Fits(fresh+e.reserved(s), hit) {
@@ -146,8 +150,15 @@ func (e *Engine) admit(s *Sequence, budget int) (n int, ok bool) {
 	}
 	e.pool.Share(hit) // first: Take could reuse the blocks that were found
 	blocks, _ := e.pool.Take(fresh)
+	for i, data := range offloaded {
+		if err := e.kv.Store(blocks[i], data); err != nil {
+			e.Die(err)
+			return 0, false
+		}
+	}
 	s.Blocks = append(hit, blocks...)
-	s.Computed = len(hit) * e.cfg.BlockSize
+	s.Loaded = len(offloaded) * e.cfg.BlockSize
+	s.Computed = len(hit)*e.cfg.BlockSize + s.Loaded
 	if s.Times.Started.IsZero() {
 		s.Times.Started, s.Hit = time.Now(), s.Computed
 		e.protocol.Admitted(s)
@@ -182,6 +193,16 @@ func (e *Engine) findPrefix(s *Sequence) []*kv.Block {
 	}
 	s.hashes = kv.AppendHashes(s.hashes, s.Tokens, e.cfg.BlockSize, s.Salt)
 	return e.pool.Find(s.hashes[:min(len(s.hashes), (len(s.Tokens)-1)/e.cfg.BlockSize)])
+}
+
+// findOffloaded looks up in the host's memory what follows the cached blocks of a sequence.
+func (e *Engine) findOffloaded(s *Sequence, cached int) [][]byte {
+	if e.cfg.NoPrefixCache || e.cfg.HostBlocks == 0 {
+		return nil
+	}
+	whole := s.hashes[:min(len(s.hashes), (len(s.Tokens)-1)/e.cfg.BlockSize)]
+	e.host.Touch(whole)
+	return e.host.Find(whole[cached:])
 }
 
 // apply computes a step that was scheduled. Sequences that were aborted since are left out.
@@ -227,6 +248,9 @@ func (e *Engine) cacheBlocks(s *Sequence) {
 func (e *Engine) cached(s *Sequence, first, end int) {
 	if first < end && e.cfg.Cached != nil {
 		e.cfg.Cached(s, first, s.hashes[:end])
+	}
+	for i := first; i < end; i++ {
+		e.host.Put(s.hashes[i], e.kv.Block(s.Blocks[i]))
 	}
 }
 

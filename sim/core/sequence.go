@@ -25,7 +25,8 @@ type Sequence struct {
 	KV     Stage
 
 	Computed int  // tokens whose KV is in Blocks
-	Hit      int  // tokens of the prompt that the prefix cache had
+	Hit      int  // tokens of the prompt that the prefix cache had, or the host's memory
+	Loaded   int  // of these, tokens from the host's memory that the next step waits for
 	Done     bool // finished, failed or aborted
 
 	Usage PromptUsage

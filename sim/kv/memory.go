@@ -103,12 +103,17 @@ func (k *Memory) Compute(blocks []*Block, tokens []int, from int) error {
 	return nil
 }
 
-// Store writes one whole block that came from another engine.
+// Store writes one whole block that came from another engine, or from the memory of the host.
 func (k *Memory) Store(b *Block, data []byte) error {
 	if err := k.region.Write(uint64(b.id*k.BlockBytes()), data); err != nil {
 		return fmt.Errorf("storing a block: %w", err)
 	}
 	return nil
+}
+
+// Block returns the bytes of a block, for reading.
+func (k *Memory) Block(b *Block) []byte {
+	return k.bytes[b.id*k.BlockBytes() : (b.id+1)*k.BlockBytes()]
 }
 
 // Fold adds the KV of positions [from, to) to a digest. It reads the bytes in memory.

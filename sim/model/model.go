@@ -123,13 +123,19 @@ type Step struct {
 	Sequences int
 	// ContextTokens is how many tokens' KV all sequences read together.
 	ContextTokens int
+	// LoadedTokens are those whose KV comes from the host's memory.
+	LoadedTokens int
 }
+
+// hostBytesPerSecond is how fast KV comes from the host's memory: over PCIe 5 with 16 lanes.
+const hostBytesPerSecond = 50e9
 
 // StepTime returns how long a step takes. An engine reads the weights and computes prefill tokens at the same time, so a
 // small prefill chunk costs nothing, and a large one delays every running answer: the interference that disaggregation removes.
 func (m *Model) StepTime(s Step) time.Duration {
 	compute := float64(s.PrefillTokens) / m.PrefillTokensPerSecond * 1000
 	ms := max(m.StepMs, compute) + m.StepMsPerSequence*float64(s.Sequences) + m.StepMsPer1kContext*float64(s.ContextTokens)/1000
+	ms += float64(s.LoadedTokens) * float64(m.KVBytesPerToken) / hostBytesPerSecond * 1000
 	return milliseconds(ms)
 }
 
