@@ -13,6 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/tandem-serving/tandem/pd/dialect"
 )
 
 // TestPartsAgree holds what the chart derives on several sides from one value: the sides must say the same, in whatever values.
@@ -27,6 +29,19 @@ func TestPartsAgree(t *testing.T) {
 			r.scalersAgree(t)
 			r.endsAgree(t)
 		})
+	}
+}
+
+// TestEveryProtocolOfVLLM holds that the values can choose each of the sidecar's protocols for vLLM's engines, and that a case renders it.
+func TestEveryProtocolOfVLLM(t *testing.T) {
+	rendered := map[string]bool{}
+	for _, args := range cases(t) {
+		rendered[readRelease(t, render(t, args...)).sidecars()[0].flags["kv-connector"]] = true
+	}
+	for _, row := range dialect.Table {
+		if row.Engine == dialect.VLLM && !rendered[row.Name] {
+			t.Errorf("nothing in testdata/values has the protocol %s", row.Name)
+		}
 	}
 }
 
@@ -212,20 +227,56 @@ func (r parts) enginesAgree(t *testing.T) {
 	}
 	same(t, "model", prefill.operands[0], decode.operands[0])
 	same(t, "keep-alive", prefill.env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"], decode.env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"])
+	vllmAgrees(t, prefill, decode, sidecar)
+}
+
+// transferConfig is vLLM's --kv-transfer-config.
+type transferConfig struct {
+	Connector string `json:"kv_connector"`
+	Role      string `json:"kv_role"`
+	Extra     struct {
+		Lease      int              `json:"kv_lease_duration"`
+		Folder     string           `json:"shared_storage_path"`
+		Connectors []transferConfig `json:"connectors"`
+	} `json:"kv_connector_extra_config"`
+}
+
+// vllmAgrees holds what vLLM's engines and sidecars know of each other: the connector and its roles, the lease, the ports at which
+// sidecars and other engines find an engine, and the folder.
+func vllmAgrees(t *testing.T, prefill, decode, sidecar commandLine) {
+	t.Helper()
+	protocol := sidecar.flags["kv-connector"]
 	for engine, role := range map[*commandLine]string{&prefill: "kv_producer", &decode: "kv_consumer"} {
-		var transfer struct {
-			Connector string `json:"kv_connector"`
-			Role      string `json:"kv_role"`
-			Extra     struct {
-				Lease int `json:"kv_lease_duration"`
-			} `json:"kv_connector_extra_config"`
-		}
+		var transfer transferConfig
 		if err := json.Unmarshal([]byte(engine.flags["kv-transfer-config"]), &transfer); err != nil {
 			t.Fatal(err)
 		}
-		same(t, "role", transfer.Role, role)
-		same(t, "connector", transfer.Connector+" "+sidecar.flags["kv-connector"], "NixlConnector nixlv2")
-		same(t, "lease", fmt.Sprintf("%ds", transfer.Extra.Lease), sidecar.flags["lease"])
+		first := append(slices.Clone(transfer.Extra.Connectors), transfer)[0] // that of several which has parameters
+		if row, known := dialect.FindConnector(first.Connector); !known || row.Name != protocol {
+			t.Errorf("engines have %s, sidecars speak %s", first.Connector, protocol)
+		}
+		for _, c := range append(transfer.Extra.Connectors, transfer) {
+			switch c.Connector {
+			case "NixlConnector", "NixlPushConnector":
+				same(t, "lease", fmt.Sprintf("%ds", c.Extra.Lease), sidecar.flags["lease"])
+				same(t, "role", c.Role, role)
+			case "MooncakeConnector":
+				same(t, "role", c.Role, role)
+			case "ExampleConnector":
+				same(t, "folder", c.Extra.Folder, "/kv")
+				same(t, "longest prompt and step", engine.flags["max-model-len"], engine.flags["max-num-batched-tokens"])
+			}
+		}
+	}
+	switch protocol {
+	case "mooncake":
+		same(t, "bootstrap port", prefill.env["VLLM_MOONCAKE_BOOTSTRAP_PORT"], sidecar.flags["mooncake-bootstrap-port"])
+		for _, engine := range []commandLine{prefill, decode} {
+			same(t, "how long legs wait for each other", engine.env["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"]+"s", sidecar.flags["prefill-timeout"])
+		}
+	case "offloading":
+		same(t, "port of the tier", prefill.env["VLLM_P2P_SIDE_CHANNEL_PORT"], decode.env["VLLM_P2P_SIDE_CHANNEL_PORT"], sidecar.flags["p2p-connector-port"])
+		same(t, "seed of hashes", prefill.env["PYTHONHASHSEED"], decode.env["PYTHONHASHSEED"])
 	}
 }
 

@@ -21,8 +21,8 @@ var free = []string{"log-format", "disable-uvicorn-access-log", "refresh-metrics
 // TestMadeFlags holds that a user's arguments cannot undo those that the chart makes: each of them, in whatever values made
 // it, is refused among the arguments of that container.
 func TestMadeFlags(t *testing.T) {
-	sets := map[string]string{"engine sim": "sim.args", "engine vllm": "prefill.args", "engine sglang": "prefill.args",
-		"sidecar": "sidecar.extraArgs", "epp": "epp.extraArgs"}
+	sets := map[string]string{"engine sim": "sim.args", "engine vllm": "prefill.args", "engine vllm with files": "prefill.args",
+		"engine sglang": "prefill.args", "sidecar": "sidecar.extraArgs", "epp": "epp.extraArgs"}
 	made := map[string]map[string]bool{}
 	for container := range sets {
 		made[container] = map[string]bool{}
@@ -48,7 +48,11 @@ func TestMadeFlags(t *testing.T) {
 			if engine == container {
 				engine = "vllm"
 			}
-			_, err := template(t, args, "--set=engine.type="+engine)
+			more := "--set=engine.type=" + engine
+			if engine == "vllm with files" {
+				more = "--set=engine.type=vllm,engine.sharedStorage.claimName=kv,engine.maxModelLen=4096"
+			}
+			_, err := template(t, args, more)
 			if err == nil {
 				t.Fatal("the chart takes them all")
 			}
@@ -78,6 +82,9 @@ func flagsOf(t *testing.T, pod *unstructured.Unstructured) map[string]map[string
 		args, _, err := unstructured.NestedStringSlice(c, "args")
 		if err != nil {
 			t.Fatal(err)
+		}
+		if strings.Contains(strings.Join(args, " "), "ExampleConnector") {
+			name += " with files"
 		}
 		for _, arg := range args {
 			if m := flagName.FindStringSubmatch(arg); m != nil {

@@ -7,12 +7,12 @@ import (
 
 // Table lists the hand-off protocols of this program.
 var Table = []Row{
-	{Name: "nixlv2", Aliases: []string{"nixl"}, Engine: VLLM, New: newVLLMNIXL},
+	{Name: "nixlv2", Aliases: []string{"nixl"}, Engine: VLLM, Connectors: []string{"NixlConnector", "NixlPullConnector"}, New: newVLLMNIXL},
 	{Name: "sglang", Engine: SGLang, New: newSGLang},
-	{Name: "shared-storage", Aliases: []string{"lmcache"}, Engine: VLLM, New: newVLLMFiles},
-	{Name: "mooncake", Engine: VLLM, New: newVLLMMooncake},
-	{Name: "nixl-push", Engine: VLLM, New: newVLLMPush},
-	{Name: "offloading", Engine: VLLM, New: newVLLMOffloading},
+	{Name: "shared-storage", Aliases: []string{"lmcache"}, Engine: VLLM, Connectors: []string{"ExampleConnector", "LMCacheConnectorV1"}, New: newVLLMFiles},
+	{Name: "mooncake", Engine: VLLM, Connectors: []string{"MooncakeConnector"}, New: newVLLMMooncake},
+	{Name: "nixl-push", Engine: VLLM, Connectors: []string{"NixlPushConnector"}, New: newVLLMPush},
+	{Name: "offloading", Engine: VLLM, Connectors: []string{"OffloadingConnector"}, New: newVLLMOffloading},
 	{Name: "trtllm", Engine: TRTLLM, New: newTRTLLM},
 	{Name: "trtllm-generation-first", Engine: TRTLLM, New: newTRTLLMGenerationFirst},
 }
@@ -22,7 +22,10 @@ type Row struct {
 	Name    string
 	Aliases []string
 	Engine  Engine // whose protocol it is
-	New     func(Options) Dialect
+	// Connectors are the values of vLLM's kv_connector that speak it, the usual one first. With MultiConnector, the first of its
+	// connectors that has parameters decides.
+	Connectors []string
+	New        func(Options) Dialect
 }
 
 // New makes the dialect with a name or alias; ok is false if there is none.
@@ -38,6 +41,16 @@ func New(name string, o Options) (d Dialect, ok bool) {
 func Find(name string) (row Row, ok bool) {
 	for _, row := range Table {
 		if row.Name == name || slices.Contains(row.Aliases, name) {
+			return row, true
+		}
+	}
+	return Row{}, false
+}
+
+// FindConnector returns the row of a value of vLLM's kv_connector; ok is false if no dialect is for it.
+func FindConnector(connector string) (row Row, ok bool) {
+	for _, row := range Table {
+		if slices.Contains(row.Connectors, connector) {
 			return row, true
 		}
 	}

@@ -17,6 +17,25 @@ func TestNew(t *testing.T) {
 	}
 }
 
+// A connector of vLLM has one dialect, and each dialect of vLLM a connector.
+func TestConnectors(t *testing.T) {
+	seen := map[string]bool{}
+	for _, row := range dialect.Table {
+		if (row.Engine == dialect.VLLM) != (len(row.Connectors) > 0) {
+			t.Errorf("%s is a protocol of %s and has the connectors %q", row.Name, row.Engine, row.Connectors)
+		}
+		for _, connector := range row.Connectors {
+			if found, ok := dialect.FindConnector(connector); seen[connector] || !ok || found.Name != row.Name {
+				t.Errorf("%s is there twice, or its dialect is %q, %t", connector, found.Name, ok)
+			}
+			seen[connector] = true
+		}
+	}
+	if row, ok := dialect.FindConnector("MultiConnector"); ok {
+		t.Errorf("MultiConnector speaks what its connectors speak, and not %s", row.Name)
+	}
+}
+
 // A name that two rows share would depend on their order.
 func TestTableNamesAreUnique(t *testing.T) {
 	seen := map[string]bool{}

@@ -42,7 +42,7 @@ spec:
       terminationGracePeriodSeconds: {{ include "tandem.drain.grace" .root }}
       securityContext:
         {{- include "tandem.podSecurity" (dict "user" .root.Values.engine.runAsUser) | nindent 8 }}
-        {{- if .root.Values.model.cache.claimName }}
+        {{- if or .root.Values.model.cache.claimName .root.Values.engine.sharedStorage.claimName }}
         fsGroup: {{ int .root.Values.engine.runAsUser }}
         fsGroupChangePolicy: OnRootMismatch   # a claim full of weights would be walked at every start
         {{- end }}
@@ -166,6 +166,11 @@ readiness, and is told to stop after the engine has ended.
 {{- define "tandem.sidecar.args" -}}
 {{- $sidecar := .Values.sidecar -}}
 - --kv-connector={{ include "tandem.connector" . }}
+{{- if eq (include "tandem.connector" .) "mooncake" }}
+- --mooncake-bootstrap-port={{ int .Values.engine.bootstrapPort }}
+{{- else if eq (include "tandem.connector" .) "offloading" }}
+- --p2p-connector-port={{ int .Values.engine.peerPort }}
+{{- end }}
 - --prefill-timeout={{ int $sidecar.prefillTimeoutSeconds }}s
 - --first-event-timeout={{ int $sidecar.firstEventTimeoutSeconds }}s
 {{- with $sidecar.slowRequestSeconds }}
@@ -296,7 +301,7 @@ on elsewhere go to the sidecars of other decode pods, too.
 {{- define "tandem.engine.container" -}}
 {{- $engine := .root.Values.engine -}}
 {{- $sim := eq $engine.type "sim" -}}
-{{- $sglang := eq (include "tandem.engineName" .root) "sglang" -}}
+{{- $connector := include "tandem.connector" .root -}}
 {{- $base := ternary 8200 8000 (eq .component "decode") -}}
 - name: engine
   {{- $image := ternary (dict "image" .root.Values.sim.image "name" "sim") (dict "image" $engine.image) $sim }}
@@ -320,11 +325,13 @@ on elsewhere go to the sidecars of other decode pods, too.
     {{- range $rank := until (int .values.parallelism.data) }}
     {{- $suffix := ternary "" (printf "-%d" $rank) (eq $rank 0) }}
     - {name: {{ ternary "engine" "http" (eq $.component "decode") }}{{ $suffix }}, containerPort: {{ add $base $rank }}}
-    {{- if $sglang }}
+    {{- if has $connector (list "sglang" "mooncake") }}
     {{- if eq $.component "prefill" }}
     - {name: bootstrap, containerPort: {{ int $engine.bootstrapPort }}}
     {{- end }}
-    {{- else if or (not $sim) (eq $.component "prefill") }}
+    {{- else if eq $connector "offloading" }}
+    - {name: peers{{ $suffix }}, containerPort: {{ add $engine.peerPort $rank }}}
+    {{- else if and (include "tandem.leased" $.root) (or (not $sim) (eq $.component "prefill")) }}
     - {name: side-channel{{ $suffix }}, containerPort: {{ add $engine.sideChannelPort $rank }}}
     {{- end }}
     {{- end }}
@@ -354,11 +361,6 @@ vLLM's arguments without the user's. Two engines compare the model's string befo
 {{- $values := .root.Values -}}
 {{- $engine := $values.engine -}}
 {{- $decode := eq .component "decode" -}}
-{{- $kv := dict
-      "kv_connector" "NixlConnector"
-      "kv_role" (ternary "kv_consumer" "kv_producer" $decode)
-      "kv_load_failure_policy" "recompute"
-      "kv_connector_extra_config" (dict "kv_lease_duration" (int $engine.leaseSeconds)) -}}
 - {{ include "tandem.model.path" $values | quote }}
 - --served-model-name={{ $values.model.name }}
 {{- if $decode }}
@@ -377,7 +379,14 @@ vLLM's arguments without the user's. Two engines compare the model's string befo
 {{- with int64 $engine.maxModelLen }}
 - --max-model-len={{ . }}
 {{- end }}
-- --kv-transfer-config={{ $kv | toJson }}
+- --kv-transfer-config={{ include "tandem.engine.vllm.transfer" . }}
+{{- if include "tandem.files" .root }}
+# The connector that stores files knows one kind of cache. With longer prompts than a step, or a prompt that is in the engine's own
+# cache but for its last token, it ends the engine that reads it.
+- --disable-hybrid-kv-cache-manager
+- --no-enable-prefix-caching
+- --max-num-batched-tokens={{ int64 $engine.maxModelLen }}
+{{- end }}
 - --enable-prompt-tokens-details
 - --shutdown-timeout={{ include "tandem.drain.engine" .root }}
 # Pickers read the metrics page several times a second, and each would be a line in the log.
@@ -390,6 +399,36 @@ vLLM's arguments without the user's. Two engines compare the model's string befo
 {{- if and $values.tracing.engines $values.tracing.endpoint }}
 - --otlp-traces-endpoint={{ include "tandem.tracing.url" .root }}
 {{- end }}
+{{- end -}}
+
+{{/*
+vLLM's configuration of hand-offs, as JSON. Roles are those of the connector: one that the engine does not have in it ends Mooncake's
+engines. Engines with a shared folder too have both connectors, of which the first one that has the prompt is asked.
+*/}}
+{{- define "tandem.engine.vllm.transfer" -}}
+{{- $engine := .root.Values.engine -}}
+{{- $connector := include "tandem.connector" .root -}}
+{{- $role := ternary "kv_consumer" "kv_producer" (eq .component "decode") -}}
+{{- $nixl := dict "kv_connector" (ternary "NixlPushConnector" "NixlConnector" (eq $connector "nixl-push")) "kv_role" $role
+      "kv_connector_extra_config" (dict "kv_lease_duration" (int $engine.leaseSeconds)) -}}
+{{- $files := dict "kv_connector" "ExampleConnector" "kv_role" "kv_both"
+      "kv_connector_extra_config" (dict "shared_storage_path" "/kv") -}}
+{{- $kv := $nixl -}}
+{{- if eq $connector "shared-storage" -}}
+{{- $kv = $files -}}
+{{- else if eq $connector "mooncake" -}}
+{{- $kv = dict "kv_connector" "MooncakeConnector" "kv_role" $role
+      "kv_connector_extra_config" (dict "mooncake_protocol" (ternary "rdma" "tcp" (ne .values.rdma.resource ""))) -}}
+{{- else if eq $connector "offloading" -}}
+{{- $kv = dict "kv_connector" "OffloadingConnector" "kv_role" "kv_both"
+      "kv_connector_extra_config" (dict "spec_name" "TieringOffloadingSpec"
+        "cpu_bytes_to_use" (include "tandem.mebibytes" $engine.offloadSize | float64 | mulf 1048576.0 | floor | int64)
+        "secondary_tiers" (list (dict "type" "p2p"))) -}}
+{{- else if include "tandem.files" .root -}}
+{{- $kv = dict "kv_connector" "MultiConnector" "kv_role" "kv_both"
+      "kv_connector_extra_config" (dict "connectors" (list $nixl $files)) -}}
+{{- end -}}
+{{- set $kv "kv_load_failure_policy" "recompute" | toJson -}}
 {{- end -}}
 
 {{/*
@@ -462,6 +501,9 @@ SGLang's arguments without the user's. It has no lease, and ends by itself once 
 - --max-model-len={{ . }}
 {{- end }}
 - --kv-lease={{ int $engine.leaseSeconds }}s
+{{- if eq (include "tandem.connector" .root) "nixl-push" }}
+- --push
+{{- end }}
 - --kv-load-failure-policy=recompute
 - --keep-alive={{ int $engine.keepAliveSeconds }}s
 - --log-format=json
@@ -503,10 +545,23 @@ has run into it.
 
 {{- define "tandem.engine.env.vllm" -}}
 {{- $engine := .root.Values.engine -}}
+{{- $connector := include "tandem.connector" .root -}}
 {{- include "tandem.engine.podIP" . }}
+{{- if include "tandem.leased" .root }}
 # localhost is vLLM's default, where no other pod can ask for a KV cache.
 - {name: VLLM_NIXL_SIDE_CHANNEL_HOST, value: $(POD_IP)}
 - {name: VLLM_NIXL_SIDE_CHANNEL_PORT, value: {{ $engine.sideChannelPort | int | quote }}}
+{{- else if eq $connector "mooncake" }}
+- {name: VLLM_HOST_IP, value: $(POD_IP)}
+- {name: VLLM_MOONCAKE_BOOTSTRAP_PORT, value: {{ $engine.bootstrapPort | int | quote }}}
+# Engines that wait for each other keep the blocks of a request for so long; vLLM's default is 480 s.
+- {name: VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, value: {{ .root.Values.sidecar.prefillTimeoutSeconds | int | quote }}}
+{{- else if eq $connector "offloading" }}
+- {name: VLLM_P2P_SIDE_CHANNEL_HOST, value: $(POD_IP)}
+- {name: VLLM_P2P_SIDE_CHANNEL_PORT, value: {{ $engine.peerPort | int | quote }}}
+# Blocks travel under the hashes of their tokens, which engines compute alike only from the same seed.
+- {name: PYTHONHASHSEED, value: "0"}
+{{- end }}
 - {name: VLLM_HTTP_TIMEOUT_KEEP_ALIVE, value: {{ $engine.keepAliveSeconds | int | quote }}}
 {{- include "tandem.engine.env.files" (dict "root" .root "component" .component "user" "vllm") }}
 {{- with $engine.apiKeySecret }}
@@ -555,7 +610,7 @@ SGLang's /health has the engine generate a token, which takes a second and finds
 {{- $tls := ternary $values.tls.sidecarSecret $values.tls.prefill.secret $decode -}}
 {{- $scheme := ternary "HTTPS" "HTTP" (ne $tls "") -}}
 {{- $loaded := ternary "/health" "/v1/models" (or $supervised (ne $values.engine.apiKeySecret "")) -}}
-{{- $sglang := eq (include "tandem.engineName" .root) "sglang" -}}
+{{- $sglang := eq $values.engine.type "sglang" -}}
 {{- if $sglang }}{{ $loaded = "/ready" }}{{ end -}}
 startupProbe:
   httpGet: {path: {{ $loaded }}, port: {{ $port }}, scheme: {{ $scheme }}}
@@ -631,6 +686,9 @@ The shell of vLLM's image waits for all ranks at once.
 {{- end }}
 - {name: tmp, mountPath: /tmp}
 - {name: shm, mountPath: /dev/shm}
+{{- if include "tandem.files" .root }}
+- {name: kv, mountPath: /kv}
+{{- end }}
 {{- if ne $values.model.source "hf" }}
 - {name: model, mountPath: /model, readOnly: true}
 {{- end }}
@@ -660,6 +718,15 @@ The shell of vLLM's image waits for all ranks at once.
 {{- end }}
 - name: tmp
   emptyDir: {}
+{{- with $values.engine.sharedStorage }}
+{{- if .claimName }}
+- name: kv
+  persistentVolumeClaim: {claimName: {{ .claimName }}}
+{{- else if .hostPath }}
+- name: kv
+  hostPath: {path: {{ .hostPath }}, type: Directory}   # made by the kubelet, it would belong to root
+{{- end }}
+{{- end }}
 # Memory of the engine's processes; it counts against the container's limit.
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .values.shmSize }}}

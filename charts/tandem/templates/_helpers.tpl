@@ -52,14 +52,32 @@ version is not among them: an upgrade that changes nothing else should not resta
 {{- merge $own .values.podLabels .root.Values.commonLabels | toYaml -}}
 {{- end -}}
 
+{{/* The hand-off protocols that engines of engine.type have, as the sidecar's --kv-connector names them: a JSON list. The first is the
+chart's choice. */}}
+{{- define "tandem.connectors" -}}
+{{- dict "vllm" (list "nixlv2" "nixl-push" "mooncake" "offloading" "shared-storage") "sglang" (list "sglang")
+      "sim" (list "nixlv2" "nixl-push") | dig .Values.engine.type list | toJson -}}
+{{- end -}}
+
 {{/* The hand-off protocol of the sidecars. */}}
 {{- define "tandem.connector" -}}
-{{- default (ternary "sglang" "nixlv2" (eq .Values.engine.type "sglang")) .Values.sidecar.connector -}}
+{{- default (include "tandem.connectors" . | fromJsonArray | first) .Values.sidecar.connector -}}
+{{- end -}}
+
+{{/* Whether engines keep hand-offs for engine.leaseSeconds, and have a NIXL side channel: "true" or nothing. */}}
+{{- define "tandem.leased" -}}
+{{- if has (include "tandem.connector" .) (list "nixlv2" "nixl-push") }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether engines store KV caches as files in engine.sharedStorage: "true" or nothing. */}}
+{{- define "tandem.files" -}}
+{{- $storage := .Values.engine.sharedStorage -}}
+{{- if or $storage.claimName $storage.hostPath (eq (include "tandem.connector" .) "shared-storage") }}true{{ end -}}
 {{- end -}}
 
 {{/* The engine whose API and metrics the engines have: the simulated one has vLLM's. */}}
 {{- define "tandem.engineName" -}}
-{{- ternary "sglang" "vllm" (eq (include "tandem.connector" .) "sglang") -}}
+{{- ternary "sglang" "vllm" (eq .Values.engine.type "sglang") -}}
 {{- end -}}
 
 {{- define "tandem.selectorLabels" -}}

@@ -165,7 +165,16 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
 {{- define "tandem.check.parallelism" -}}
 {{- $prefill := int .Values.prefill.parallelism.tensor -}}
 {{- $decode := int .Values.decode.parallelism.tensor -}}
-{{- if and (gt $prefill $decode) (not .Values.model.mla) (ne .Values.engine.type "sglang") }}
+{{- $connector := include "tandem.connector" . -}}
+{{- if and (eq $connector "shared-storage") (gt (max $prefill $decode) 1) }}
+{{ printf (print "parallelism.tensor is %d in prefill and %d in decode, but vLLM's ExampleConnector (sidecar.connector shared-storage) "
+     "stores one file for each layer, which several accelerators would overwrite: set both to 1")
+     $prefill $decode }}
+{{- else if and (has $connector (list "mooncake" "offloading")) (ne $prefill $decode) }}
+{{ printf (print "prefill.parallelism.tensor is %d and decode's %d, but engines of sidecar.connector %s hand over only to engines that "
+     "share the model alike: make them equal")
+     $prefill $decode $connector }}
+{{- else if and (gt $prefill $decode) (not .Values.model.mla) (ne .Values.engine.type "sglang") }}
 {{ printf (print "prefill.parallelism.tensor is %d and decode's %d: vLLM cannot hand over to fewer GPUs, so lower the "
      "first, raise the second, or set model.mla for a model with multi-head latent attention")
      $prefill $decode }}
@@ -182,6 +191,10 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
   {{- else if and (eq $.Values.engine.type "sglang") (gt (int $role.parallelism.data) 1) }}
 {{ printf "%s.parallelism.data is %d, but the ranks of an SGLang engine have one port: set it to 1, and --dp-size in %s.args"
      $name (int $role.parallelism.data) $name }}
+  {{- else if and (eq $connector "mooncake") (gt (int $role.parallelism.data) 1) }}
+{{ printf (print "%s.parallelism.data is %d, but the chart's ranks are engines of their own, which would all open Mooncake's "
+     "bootstrap port: set it to 1, and replicas of the role instead")
+     $name (int $role.parallelism.data) }}
   {{- end -}}
   {{- $needed := mul $role.parallelism.tensor $role.parallelism.data -}}
   {{- if and $role.accelerator (ne $.Values.engine.type "sim") -}}
@@ -207,6 +220,16 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
 {{ printf (print "%s.shmSize is %s, but tensor parallelism %d shares memory in /dev/shm, and the engine dies when it "
      "is full: give it 1Gi or more")
      $name $role.shmSize (int $role.parallelism.tensor) }}
+  {{- end -}}
+  {{- if eq (include "tandem.connector" $) "offloading" -}}
+    {{- $tier := include "tandem.mebibytes" $.Values.engine.offloadSize | float64 -}}
+    {{- $ranks := int $role.parallelism.data -}}
+    {{- $needs := add (mulf $tier (float64 $ranks) | ceil | int) 1024 -}}
+    {{- if lt $size (float64 $needs) }}
+{{ printf (print "%s.shmSize is %s, but each of %d engines of the pod has engine.offloadSize %s for blocks there, and processes share "
+     "1Gi: give it %dMi or more")
+     $name $role.shmSize $ranks $.Values.engine.offloadSize $needs }}
+    {{- end -}}
   {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -269,13 +292,13 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
      $request $wait $prefill $first (add $wait $prefill $first) }}
   {{- end -}}
 {{- end -}}
-{{- if and (gt $first $lease) (not .Values.sidecar.keeper.enabled) (eq (include "tandem.connector" .) "nixlv2") }}
+{{- if and (gt $first $lease) (not .Values.sidecar.keeper.enabled) (include "tandem.leased" .) }}
 {{ printf (print "sidecar.firstEventTimeoutSeconds is %d, but prefill engines drop a KV cache that was not read after "
      "engine.leaseSeconds %d, so the sidecar would wait in vain: lower the first, raise the second, or set "
      "sidecar.keeper.enabled, which holds KV caches for longer")
      $first $lease }}
 {{- end -}}
-{{- if and (lt $prefill 10) (eq (include "tandem.connector" .) "sglang") }}
+{{- if and (lt $prefill 10) (eq .Values.engine.type "sglang") }}
 {{ printf (print "sidecar.prefillTimeoutSeconds is %d, but SGLang's engines wait for each other for whole seconds, 5 less than that, "
      "and at least 5: set it to 10 or more") $prefill }}
 {{- end -}}
@@ -286,16 +309,34 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
 {{- define "tandem.check.connector" -}}
 {{- $type := .Values.engine.type -}}
 {{- $connector := include "tandem.connector" . -}}
-{{- $own := ternary "sglang" "nixlv2" (eq $type "sglang") -}}
-{{- if ne $connector $own }}
-{{ printf "sidecar.connector is %s, but engine.type %s hands over by %s: leave it empty" $connector $type $own }}
-{{- else if eq $connector "sglang" -}}
-  {{- if .Values.sidecar.keeper.enabled }}
-sidecar.keeper.enabled is true, but SGLang's hand-offs have no lease that a keeper could renew: set it to false
-  {{- end -}}
-  {{- if .Values.sidecar.warmUp }}
-sidecar.warmUp is true, but only pairs of vLLM engines are warmed up: set it to false
-  {{- end -}}
+{{- $own := include "tandem.connectors" . | fromJsonArray -}}
+{{- $storage := .Values.engine.sharedStorage -}}
+{{- $shared := or $storage.claimName $storage.hostPath -}}
+{{- if not (has $connector $own) }}
+  {{- $advice := ternary "leave it empty" (printf "name one of these, or leave it empty for %s" (first $own)) (eq (len $own) 1) }}
+{{ printf "sidecar.connector is %s, but engine.type %s hands over by %s: %s" $connector $type (join ", " $own) $advice }}
+{{- end -}}
+{{- if and .Values.sidecar.keeper.enabled (not (include "tandem.leased" .)) }}
+{{ printf "sidecar.keeper.enabled is true, but hand-offs of the protocol %s have no lease that a keeper could renew: set it to false"
+     $connector }}
+{{- end -}}
+{{- if and .Values.sidecar.warmUp (ne $connector "nixlv2") }}
+{{ printf "sidecar.warmUp is true, but only pairs of the protocol nixlv2 are warmed up, and yours is %s: set it to false" $connector }}
+{{- end -}}
+{{- if and $storage.claimName $storage.hostPath }}
+engine.sharedStorage has a claim and a folder of the node: remove claimName or hostPath
+{{- end -}}
+{{- if and (eq $connector "shared-storage") (not $shared) }}
+{{ print "sidecar.connector is shared-storage, but the engines share no folder: name a claim with the access mode ReadWriteMany in "
+     "engine.sharedStorage.claimName, or a folder that is mounted on all nodes in engine.sharedStorage.hostPath" }}
+{{- else if and $shared (or (ne $type "vllm") (not (has $connector (list "shared-storage" "nixlv2")))) }}
+{{ printf (print "engine.sharedStorage is set, but engines of type %s and the protocol %s store no files: remove it, or set "
+     "sidecar.connector to shared-storage or nixlv2 with engine.type vllm") $type $connector }}
+{{- else if and $shared (eq (int64 .Values.engine.maxModelLen) 0) }}
+{{ print "engine.maxModelLen is 0, but engines that store KV caches in engine.sharedStorage end with prompts that are longer than what "
+     "they compute in one step: set it, and the chart makes the step as long" }}
+{{- end -}}
+{{- if eq $connector "sglang" -}}
   {{- if .Values.engine.apiKeySecret }}
 {{ print "engine.apiKeySecret is set, but pickers and sidecars ask SGLang's engines for their load and mode, and have no key: remove "
      "it, and have the proxy check keys (proxy.httpFilters)" }}
@@ -336,12 +377,16 @@ prefill.replicas is 0, but SGLang's decode engines compute no prompts: take 1 or
   {{- $taken = concat $taken (list (add 8000 $rank | int) (add 8200 $rank | int) (int $metrics) (add1 $metrics | int)) -}}
 {{- end -}}
 {{- range $rank := until $ranks -}}
-  {{- if and (has (add $.Values.engine.sideChannelPort $rank | int) $taken) (eq (include "tandem.connector" $) "nixlv2") }}
+  {{- if and (has (add $.Values.engine.sideChannelPort $rank | int) $taken) (include "tandem.leased" $) }}
 {{ printf "engine.sideChannelPort is %v, but something else in the pod listens on %d: take another one"
      $.Values.engine.sideChannelPort (add $.Values.engine.sideChannelPort $rank) }}
   {{- end -}}
+  {{- if and (has (add $.Values.engine.peerPort $rank | int) $taken) (eq (include "tandem.connector" $) "offloading") }}
+{{ printf "engine.peerPort is %v, but something else in the pod listens on %d: take another one"
+     $.Values.engine.peerPort (add $.Values.engine.peerPort $rank) }}
+  {{- end -}}
 {{- end -}}
-{{- if and (has (int .Values.engine.bootstrapPort) $taken) (eq (include "tandem.connector" .) "sglang") }}
+{{- if and (has (int .Values.engine.bootstrapPort) $taken) (has (include "tandem.connector" .) (list "sglang" "mooncake")) }}
 {{ printf "engine.bootstrapPort is %v, but something else in the pod listens there: take another one" .Values.engine.bootstrapPort }}
 {{- end -}}
 {{- $prefill := .Values.prefill.rdma.resource -}}
@@ -408,7 +453,7 @@ sidecar.warmUp is true, but sidecars do not have the key of engine.apiKeySecret 
 {{- define "tandem.check.drain" -}}
 {{- $waits := sub (include "tandem.drain.hook" . | int) (include "tandem.drain.settle" . | int) -}}
 {{- $lease := int .Values.engine.leaseSeconds -}}
-{{- if and (lt (int $waits) $lease) (eq (include "tandem.connector" .) "nixlv2") }}
+{{- if and (lt (int $waits) $lease) (include "tandem.leased" .) }}
 {{ printf (print "drainSeconds is %v, which leaves a prefill pod %d s to wait for unread hand-offs, but they may come "
      "for engine.leaseSeconds %d: set drainSeconds to %d or more")
      .Values.drainSeconds $waits $lease (add (int .Values.drainSeconds) (sub $lease $waits)) }}
@@ -500,7 +545,7 @@ epp.config has no disagg-profile-handler, so nothing would go to the prefill pod
 {{- if and (eq (int .Values.decode.replicas) 0) (not .Values.decode.autoscaling.enabled) }}
 decode.replicas is 0: without decode pods nothing is served, so take 1 or more
 {{- end -}}
-{{- $remote := and (gt (int .Values.epp.threshold) 0) (not .Values.epp.config) (eq (include "tandem.connector" .) "nixlv2") -}}
+{{- $remote := and (gt (int .Values.epp.threshold) 0) (not .Values.epp.config) (eq (include "tandem.engineName" .) "vllm") -}}
 {{- if and (eq (int $prefill.replicas) 0) (not $prefill.autoscaling.enabled) $remote }}
 {{ printf (print "prefill.replicas is 0, but prompts from epp.threshold %v tokens on are to be prefilled remotely: "
      "take 1 or more, or set epp.threshold to 0 (all local)")

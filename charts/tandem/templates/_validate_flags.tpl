@@ -55,6 +55,13 @@ ssl-keyfile: set tls.prefill.secret
 ssl-certfile: set tls.prefill.secret
 enable-ssl-refresh: set tls.prefill.secret
 otlp-traces-endpoint: set tracing.endpoint and tracing.engines
+{{- if include "tandem.files" . }}
+disable-hybrid-kv-cache-manager: engines with engine.sharedStorage need it
+no-disable-hybrid-kv-cache-manager: engines with engine.sharedStorage would not start
+enable-prefix-caching: engines with engine.sharedStorage would end with some prompts
+no-enable-prefix-caching: engines with engine.sharedStorage need it
+max-num-batched-tokens: with engine.sharedStorage it is engine.maxModelLen
+{{- end }}
 {{- end -}}
 
 {{- define "tandem.made.sglang" -}}
@@ -100,6 +107,7 @@ max-model-len: set engine.maxModelLen
 role: it follows from the role
 block-size: set engine.blockSize
 kv-lease: set engine.leaseSeconds
+push: set sidecar.connector
 kv-load-failure-policy: the chart sets it
 config: a file could change all that the chart makes, so write its settings as arguments
 check: it would start nothing
@@ -129,6 +137,8 @@ prefill-block-size: set engine.blockSize
 prefill-tls: set tls.prefill.secret
 prefill-use-tls: set tls.prefill.secret
 prefill-tls-insecure-skip-verify: set tls.prefill.caConfigMap
+mooncake-bootstrap-port: set engine.bootstrapPort
+p2p-connector-port: set engine.peerPort
 lease: set engine.leaseSeconds
 drain-timeout: set drainSeconds
 evacuate-timeout: set drainSeconds
@@ -293,6 +303,14 @@ Without known the program may have flags that the chart does not know.
 POD_IP: it is the pod's address
 VLLM_NIXL_SIDE_CHANNEL_HOST: it is the pod's address
 VLLM_NIXL_SIDE_CHANNEL_PORT: set engine.sideChannelPort
+VLLM_HOST_IP: it is the pod's address
+VLLM_MOONCAKE_BOOTSTRAP_PORT: set engine.bootstrapPort
+VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: set sidecar.prefillTimeoutSeconds
+VLLM_P2P_SIDE_CHANNEL_HOST: it is the pod's address
+VLLM_P2P_SIDE_CHANNEL_PORT: set engine.peerPort
+{{- if eq (include "tandem.connector" .) "offloading" }}
+PYTHONHASHSEED: it is the same in all engines, since blocks travel under hashes
+{{- end }}
 VLLM_HTTP_TIMEOUT_KEEP_ALIVE: set engine.keepAliveSeconds
 VLLM_API_KEY: set engine.apiKeySecret
 SGLANG_HOST_IP: it is the pod's address

@@ -45,11 +45,15 @@ var checks = []check{
 		"give prefill no more --tensor-parallel-size than the model has KV heads", checkParallelism},
 
 	{"hand-off", "connector", "engines have a KV connector",
-		`start the engine with --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}' (decode: kv_consumer)`, checkConnector},
+		`start the engine with --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}' (decode: kv_consumer), or with the ` +
+			"connector of the sidecars' --kv-connector", checkConnector},
 	{"hand-off", "kv-role", "prefill engines may produce KV caches, decode engines may consume them",
 		"set kv_role in --kv-transfer-config: kv_producer for prefill, kv_consumer for decode, or kv_both", checkKVRole},
 	{"hand-off", "side-channel", "the side channels of prefill engines answer",
 		"set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address (status.podIP), and let decode pods reach port 5600 (NetworkPolicy)", checkSideChannel},
+	{"hand-off", "peer-port", "the ports at which prefill engines with vLLM's MooncakeConnector or OffloadingConnector are found",
+		"let decode pods reach the bootstrap port of Mooncake (VLLM_MOONCAKE_BOOTSTRAP_PORT, 8998) or the peer-to-peer tier (VLLM_P2P_SIDE_CHANNEL_PORT, " +
+			"5710, and VLLM_P2P_SIDE_CHANNEL_HOST the pod's address), and give sidecars the same port", checkPeerPort},
 	{"hand-off", "keeper", "the sidecars' keepers (NIXL agent processes), if they have any, run and keep running",
 		"the sidecar's log says why, and /keeper --probe in its container: the image must have NIXL's library (target sidecar-nixl, " +
 			"or --keeper-library), and UCX a transport (UCX_TLS, UCX_NET_DEVICES)", checkKeeper},

@@ -17,28 +17,6 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// checkConnector reads the metrics of the KV connector, which exist from the start, and only if the engine has one.
-func checkConnector(ctx context.Context, f *fleet) finding {
-	live := f.live()
-	if len(live) == 0 {
-		return noEngine("answers")
-	}
-	return each(ctx, live, f.how.Timeout, func(_ context.Context, t *target) finding {
-		named := t.info.Config.Transfer.Connector
-		switch {
-		case t.page.Has("vllm:nixl_"):
-			return finding{verdict: ok, seen: "NIXL"}
-		case named != "":
-			return finding{verdict: fail, seen: "its connector is " + named + ", but Tandem's hand-offs need NixlConnector"}
-		case t.vllm():
-			return finding{verdict: fail, seen: "its metrics page has no metrics of a NIXL connector"}
-		case t.sglang():
-			return finding{} // it has a transfer backend
-		}
-		return finding{verdict: unknown, seen: "engines of this kind have no metrics of a connector"}
-	})
-}
-
 func checkKVRole(ctx context.Context, f *fleet) finding {
 	live := f.live()
 	switch {
@@ -78,8 +56,8 @@ const defaultSidePort = 5600
 
 func checkSideChannel(ctx context.Context, f *fleet) finding {
 	channels := f.sideChannels()
-	if len(channels) == 0 && len(f.inMode(epp.EnginePrefill)) > 0 {
-		return finding{}
+	if len(channels) == 0 && len(f.of(pd.RolePrefill)) > 0 {
+		return finding{} // none of them has NIXL's connector
 	}
 	if len(channels) == 0 {
 		return noEngine("that prefills answers")
@@ -106,7 +84,7 @@ func (f *fleet) sideChannels() (channels []sideChannel) {
 	if len(channels) > 0 {
 		return channels
 	}
-	for _, t := range slices.DeleteFunc(f.of(pd.RolePrefill), (*target).sglang) { // these have bootstrap servers instead
+	for _, t := range slices.DeleteFunc(f.of(pd.RolePrefill), f.withoutSideChannel) {
 		s := sideChannel{of: t.name, address: netip.AddrPortFrom(t.addr.Addr(), defaultSidePort).String()}
 		switch {
 		case t.pod != nil:
