@@ -23,7 +23,21 @@ const (
 const (
 	EngineVLLM   = "vllm"
 	EngineSGLang = "sglang"
+	EngineTRTLLM = "trtllm"
 )
+
+// engineKind is by what the parts of a stack know the engines.
+type engineKind struct {
+	connector string // the sidecar's --kv-connector
+	label     string // of the endpoints, llm-d.ai/engine-type
+	owner     string // of the models, in /v1/models
+}
+
+var engineKinds = map[string]engineKind{
+	EngineVLLM:   {"nixlv2", "vllm", "vllm"},
+	EngineSGLang: {"sglang", "sglang", "sglang"},
+	EngineTRTLLM: {"trtllm", "trtllm-serve", "tensorrt_llm"},
+}
 
 // PDOptions describe a P/D stack.
 type PDOptions struct {
@@ -35,8 +49,8 @@ type PDOptions struct {
 	Prefill, Decode, Plain int
 	// PrefillEngines and DecodeEngines, host:port, already run and are used as they are. If there are any, none are simulated.
 	PrefillEngines, DecodeEngines []string
-	// Engine is EngineVLLM, which is the default, or EngineSGLang: what the engines are, or simulate. Simulated SGLang engines
-	// compute prompts in decode only if there is no prefill engine, as real ones.
+	// Engine is EngineVLLM, which is the default, EngineSGLang or EngineTRTLLM: what the engines are, or simulate. Simulated SGLang
+	// engines compute prompts in decode only if there is no prefill engine, as real ones. Those of TensorRT-LLM hand off context first.
 	Engine string
 	// Threshold is how many uncached tokens a prompt needs for remote prefill; 0: no prompt gets it.
 	Threshold int
@@ -150,12 +164,12 @@ func (a *assembly) check(ctx context.Context) error {
 	case "":
 		a.Engine = EngineVLLM
 	case EngineVLLM:
-	case EngineSGLang:
+	case EngineSGLang, EngineTRTLLM:
 		if a.Keeper || a.Transport == TransportNIXL {
-			return errors.New("NIXL agent processes are for vLLM's protocol: leave them out with SGLang")
+			return fmt.Errorf("NIXL agent processes are for vLLM's protocol: leave them out with the engine %s", a.Engine)
 		}
 	default:
-		return fmt.Errorf("%q is not an engine: want %s or %s", a.Engine, EngineVLLM, EngineSGLang)
+		return fmt.Errorf("%q is not an engine: want %s, %s or %s", a.Engine, EngineVLLM, EngineSGLang, EngineTRTLLM)
 	}
 	if a.Plain > 0 && a.Engine != EngineSGLang {
 		return errors.New("plain engines are SGLang's: those of vLLM compute whole requests and take part in hand-offs too")
@@ -248,9 +262,12 @@ func (a *assembly) simulate(ctx context.Context, role string, n int) ([]Pod, err
 		pod.Name = role + "-" + strconv.Itoa(i)
 		wanted := map[string]*string{"http": &pod.Engine, "admin": &pod.EngineAdmin}
 		flags := []string{"--role=" + role}
-		if a.Engine == EngineSGLang {
+		switch a.Engine {
+		case EngineSGLang:
 			flags = a.sglangFlags(role)
-		} else {
+		case EngineTRTLLM:
+			flags = append(flags, "--engine="+a.Engine)
+		default:
 			wanted["sidechannel"] = &pod.SideChannel
 		}
 		err := a.start(ctx, a.sim(pod.Name, append(flags, a.SimFlags...)...), wanted)
@@ -288,10 +305,7 @@ func (a *assembly) sim(name string, flags ...string) Program {
 // startSidecars starts a sidecar for each engine that answers clients. It may send prefill legs to loopback, where simulated engines are, and
 // to the prefill engines of the options.
 func (a *assembly) startSidecars(ctx context.Context) error {
-	flags := []string{"--tell-pods"} // its clients are on this machine
-	if a.Engine == EngineSGLang {
-		flags = append(flags, "--kv-connector=sglang")
-	}
+	flags := []string{"--tell-pods", "--kv-connector=" + engineKinds[a.Engine].connector} // its clients are on this machine
 	for _, pod := range a.pd.Prefill {
 		flags = append(flags, "--prefill-allow="+pod.Engine)
 	}

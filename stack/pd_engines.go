@@ -88,9 +88,11 @@ func (a *assembly) findModel(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("engine %s (%s) is not ready: %w", pod.Engine, pod.Name, err)
 		}
-		if maker != a.Engine && (maker == EngineVLLM || maker == EngineSGLang) {
-			return fmt.Errorf("engine %s (%s) is one of %s, and the sidecars would speak the protocol of %s: choose the engine %s",
-				pod.Engine, pod.Name, maker, a.Engine, maker)
+		for name, kind := range engineKinds {
+			if kind.owner == maker && name != a.Engine {
+				return fmt.Errorf("engine %s (%s) is one of %s, and the sidecars would speak the protocol of %s: choose the engine %s",
+					pod.Engine, pod.Name, name, a.Engine, name)
+			}
 		}
 		if first == "" {
 			first, common = pod.Engine, models

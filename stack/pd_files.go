@@ -72,7 +72,7 @@ func (a *assembly) endpoints() ([]byte, error) {
 			if err != nil {
 				return nil, fmt.Errorf("naming the endpoint %s: %w", pod.Name, err)
 			}
-			labels := map[string]string{"llm-d.ai/role": of.role, "llm-d.ai/engine-type": a.Engine}
+			labels := map[string]string{"llm-d.ai/role": of.role, "llm-d.ai/engine-type": engineKinds[a.Engine].label}
 			list = append(list, endpoint{pod.Name, address.Addr().String(), address.Port(), labels})
 		}
 	}

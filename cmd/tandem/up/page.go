@@ -95,6 +95,9 @@ func (s *settings) rule() string {
 
 // hold describes who releases hand-offs that no decode engine will pull.
 func (s *settings) hold() string {
+	if s.Stack.Engine == stack.EngineTRTLLM {
+		return "Context engines keep what no generation engine reads for kv_transfer_timeout_ms (a minute)."
+	}
 	if !s.keeps() {
 		return "Decode engines release unused hand-offs (with --transport nixl, sidecars do it themselves)."
 	}

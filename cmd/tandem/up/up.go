@@ -29,7 +29,7 @@ type settings struct {
 
 type stackFlags struct {
 	Listen    string `flag:"listen" arg:"IP:PORT" help:"address that clients connect to; port 0 takes any free one"`
-	Engine    string `flag:"engine" enum:"vllm,sglang" help:"what the engines are, or simulate: it decides how they hand over"`
+	Engine    string `flag:"engine" enum:"vllm,sglang,trtllm" help:"what the engines are, or simulate: it decides how they hand over"`
 	Threshold int    `flag:"threshold" arg:"TOKENS" help:"number of prompt tokens not cached on the decode engine from which a prompt is prefilled remotely; 0: none is"`
 	Config    string `flag:"picker-config" arg:"FILE" help:"EndpointPickerConfig instead of the default with --threshold"`
 	Shadow    string `flag:"shadow-config" arg:"FILE" help:"EndpointPickerConfig that decides about the same requests without effect: tandem shadow shows what it would do"`
@@ -127,9 +127,9 @@ func checkModel(file string) error {
 }
 
 // keeps reports whether sidecars notify prefill engines themselves. Engines that the user started can be notified only over
-// NIXL. SGLang's take no notices.
+// NIXL. SGLang's and TensorRT-LLM's take no notices.
 func (s *settings) keeps() bool {
-	if s.Stack.Engine == stack.EngineSGLang {
+	if s.Stack.Engine != stack.EngineVLLM {
 		return false
 	}
 	return len(s.Engines.Decode) == 0 || s.Stack.Transport == stack.TransportNIXL

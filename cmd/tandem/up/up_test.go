@@ -60,6 +60,7 @@ func TestUp(t *testing.T) {
 	t.Run("port taken", func(t *testing.T) { testPortTaken(t, dir) })
 	t.Run("in front of running engines", func(t *testing.T) { testOwnEngines(t, dir) })
 	t.Run("SGLang", func(t *testing.T) { testSGLang(t, dir) })
+	t.Run("TensorRT-LLM", func(t *testing.T) { testTRTLLM(t, dir) })
 }
 
 // useProxy sets whether the machine has an Envoy.
@@ -321,6 +322,36 @@ func testNoPrefill(t *testing.T, dir string) {
 	}
 	if got := forced(t, r.addresses(t)["http"], ""); got != "refused;reason=no-prefill" {
 		t.Errorf("decision %q", got)
+	}
+	r.interrupt(t)
+}
+
+// testTRTLLM runs simulated engines of TensorRT-LLM: a long prompt is handed off, a short one stays local, and the picker reads the
+// metrics page where these engines have it.
+func testTRTLLM(t *testing.T, dir string) {
+	r := start(t, dir, "--engine=trtllm", "--prefill=1", "--decode=1")
+	if !strings.Contains(r.page, "kv_transfer_timeout_ms") || !strings.Contains(r.page, "1 prefill and 1 decode engines (simulated)") {
+		t.Error(r.page)
+	}
+	long := strings.Repeat("the quick brown fox ", 100)
+	for _, c := range []struct{ name, path, body, want string }{
+		{"completion", "/v1/completions", `{"model":"tiny","prompt":"` + long + `","max_tokens":4}`, "remote;reason=uncached"},
+		{"streamed chat", "/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":"` + long + `"}],"max_tokens":4,"stream":true}`, "remote;reason=uncached"},
+		{"short", "/v1/completions", `{"model":"tiny","prompt":"hello","max_tokens":4}`, "local;reason=short-prompt"},
+	} {
+		resp, err := http.Post("http://"+r.addresses(t)["http"]+c.path, "application/json", strings.NewReader(c.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if got := resp.Header.Get("x-tandem-pd-decision"); err != nil || resp.StatusCode != 200 || !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s: %s, %q, %v: %s", c.name, resp.Status, got, err, answer)
+		}
+	}
+	code, said := run(t, dir, "--engine=sglang", "--decode-engine="+r.at(t, "decode-0")).end(t)
+	if want := "is one of trtllm, and the sidecars would speak the protocol of sglang: choose the engine trtllm"; code == 0 || !strings.Contains(said, want) {
+		t.Errorf("exit %d: %s", code, said)
 	}
 	r.interrupt(t)
 }
