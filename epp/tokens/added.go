@@ -2,6 +2,7 @@ package tokens
 
 import (
 	"bytes"
+	"sync/atomic"
 	"unicode"
 	"unicode/utf8"
 
@@ -14,11 +15,13 @@ type added struct {
 	singleWord bool // only where no letter or digit is next to it
 	lstrip     bool // with the spaces before it
 	rstrip     bool // with the spaces after it
+	text       []byte
+	separation atomic.Int32 // a separation
 }
 
 // finder finds added tokens: of those that begin at the leftmost place, the longest.
 type finder struct {
-	tokens []added
+	tokens []*added
 	nodes  []trieNode
 	first  [256]bool // bytes that tokens begin with
 	only   int       // the byte that all begin with, -1 if there are several
@@ -37,7 +40,7 @@ func newFinder() *finder {
 }
 
 // add adds a token with its text. Of tokens with the same text the first one counts.
-func (f *finder) add(text []byte, t added) {
+func (f *finder) add(text []byte, t *added) {
 	if len(text) == 0 {
 		return
 	}
@@ -62,6 +65,7 @@ func (f *finder) add(text []byte, t added) {
 	}
 	if f.nodes[at].token < 0 {
 		f.nodes[at].token = int32(len(f.tokens))
+		t.text = bytes.Clone(text)
 		f.tokens = append(f.tokens, t)
 	}
 }
@@ -82,7 +86,7 @@ func (f *finder) find(text []byte, from int) (token *added, start, end int) {
 			continue
 		}
 		if t, end := f.longest(text, start); t >= 0 {
-			return &f.tokens[t], start, end
+			return f.tokens[t], start, end
 		}
 	}
 	return nil, 0, 0

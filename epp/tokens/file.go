@@ -204,7 +204,7 @@ func (t *Tokenizer) addTokens(tokens []fileToken, vocab map[string]uint32) error
 		if id != token.ID {
 			return fmt.Errorf("%q has the id %d in the file, and would get %d", token.Content, token.ID, id)
 		}
-		a := added{id: id, singleWord: token.SingleWord, lstrip: token.LStrip, rstrip: token.RStrip}
+		a := &added{id: id, singleWord: token.SingleWord, lstrip: token.LStrip, rstrip: token.RStrip}
 		if token.Normalized {
 			t.normal.add(t.normalizers.apply([]byte(token.Content), &buffers), a)
 		} else {

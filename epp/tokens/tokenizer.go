@@ -57,7 +57,11 @@ func (t *Tokenizer) Append(dst []uint32, text []byte, special bool) []uint32 {
 		text = e.repaired
 	}
 	e.first = true
-	t.raw.each(text, e.segment, e.id)
+	if token := t.raw.separator(text); token != nil {
+		e.parts(text, token)
+	} else {
+		t.raw.each(text, e.segment, e.id)
+	}
 	if special {
 		e.ids = append(e.ids, t.after...)
 	}

@@ -300,10 +300,14 @@ func BenchmarkConversation(b *testing.B) {
 			b.Fatal(err)
 		}
 		l := &localTokens{models: models, clock: new(epp.Builder).Clock()}
-		for _, kind := range []string{"cold", "next turn"} {
+		for _, kind := range []string{"cold", "next turn", "next turn, 16 tools"} {
 			b.Run(family+"/"+kind, func(b *testing.B) {
-				r, places := conversation(family)
-				if kind == "next turn" {
+				tools := 0
+				if kind == "next turn, 16 tools" {
+					tools = 16
+				}
+				r, places := conversation(family, tools)
+				if kind != "cold" {
 					l.ids(b.Context(), r, l.models[family])
 					places = places[len(places)-1:]
 				}
@@ -323,10 +327,19 @@ func BenchmarkConversation(b *testing.B) {
 	}
 }
 
-// conversation returns a chat of 32 kB, and the places of a number of eight digits in each of its messages.
-func conversation(model string) (r *epp.Request, places [][]byte) {
+// conversation returns a chat of 32 kB with so many tools of 500 bytes, and the places of a number of eight digits in each of its messages.
+func conversation(model string, tools int) (r *epp.Request, places [][]byte) {
 	var body strings.Builder
-	fmt.Fprintf(&body, `{"model":%q,"messages":[{"role":"system","content":"You are a helpful assistant."}`, model)
+	fmt.Fprintf(&body, `{"model":%q,`, model)
+	for i := range tools {
+		fmt.Fprintf(&body, `%s{"type":"function","function":{"name":"tool_%d","description":"Looks something up, and says what it has found.","parameters":{"type":"object","properties":{`+
+			`"query":{"type":"string","description":"What to look for, in words."},"limit":{"type":"integer","description":"How many results are wanted at most.","minimum":1},`+
+			`"kinds":{"type":"array","items":{"type":"string","enum":["file","page","person"]},"description":"Kinds of results."}},"required":["query"]}}}`, []string{`"tools":[`, ","}[min(i, 1)], i)
+	}
+	if tools > 0 {
+		body.WriteString("],")
+	}
+	fmt.Fprintf(&body, `"messages":[{"role":"system","content":"You are a helpful assistant."}`)
 	for i := range 40 {
 		fmt.Fprintf(&body, `,{"role":%q,"content":"######## %s"}`, []string{"user", "assistant"}[i%2], strings.Repeat(`The quick brown fox jumps over the lazy dog, and func main() prints it.\n`, 11))
 	}

@@ -27,7 +27,7 @@ type Prompt struct {
 // prompt is not known: the request may still be one that an engine answers. ctx ends the work early. now is for templates that tell the
 // date.
 func (t *Template) Append(ctx context.Context, dst, body []byte, now time.Time) (Prompt, error) {
-	v, err := jinja.DecodeItems(body, "messages", &t.known)
+	v, err := jinja.DecodeItems(body, map[string]jinja.Items{"messages": &t.known, "tools": &t.tools})
 	if err != nil {
 		return Prompt{}, err
 	}
@@ -123,9 +123,18 @@ func toolsOf(r *jinja.Dict) (jinja.Value, error) {
 	}
 	var out []jinja.Value
 	for _, v := range given.Items {
-		tool, err := toolOf(v)
-		if err != nil {
-			return nil, err
+		m, ok := v.(*message)
+		if !ok {
+			return nil, errTool
+		}
+		tool := m.prepared[0].Load()
+		if tool == nil {
+			var err error
+			if tool, err = toolOf(m.read); err != nil {
+				return nil, err
+			}
+			tool.KeepJSON()
+			m.remember(0, tool)
 		}
 		out = append(out, tool)
 	}
@@ -134,11 +143,7 @@ func toolsOf(r *jinja.Dict) (jinja.Value, error) {
 
 var errTool = errors.New("a tool must be of type function, with a name, and may have a description, parameters, strict and defer_loading")
 
-func toolOf(v jinja.Value) (jinja.Value, error) {
-	given, ok := v.(*jinja.Dict)
-	if !ok {
-		return nil, errTool
-	}
+func toolOf(given *jinja.Dict) (*jinja.Dict, error) {
 	f, ok := get[*jinja.Dict](given, "function")
 	name, ok2 := get[string](f, "name")
 	kind, isGiven := given.Get("type")

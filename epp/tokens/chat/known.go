@@ -9,10 +9,10 @@ import (
 	"github.com/tandem-serving/tandem/epp/tokens/jinja"
 )
 
-// Messages are remembered by their JSON, with what the template gets of them, so that reading the next turn of a conversation only costs what
+// Messages are remembered by their JSON, with what the template gets of them, and so are tools, so that reading the next turn of a conversation only costs what
 // is new in it. The template itself goes through all messages each time: what it makes of one may depend on those after it.
 const (
-	// knownBytes is how much memory a model's template takes at most for the messages that it remembers.
+	// knownBytes is how much memory a model's template takes at most for the messages that it remembers, and again for the tools.
 	knownBytes = 32 << 20
 	// messageOverhead is about what a message takes besides its text, which is there twice, and its values (bytes).
 	messageOverhead = 512
@@ -25,14 +25,14 @@ const (
 	shards = 16
 )
 
-// message is a message that was read. It is not changed.
+// message is a message, or a tool, that was read. It is not changed.
 type message struct {
 	by       *known // nil: it is not remembered
 	text     []byte
 	hash     uint64
 	size     int // in memory (bytes), guarded by its shard
 	read     *jinja.Dict
-	prepared [variants]atomic.Pointer[jinja.Dict] // what a variant of the template gets, nil = it was not prepared yet
+	prepared [variants]atomic.Pointer[jinja.Dict] // what a variant of the template gets, all of them of a tool, nil = it was not prepared yet
 }
 
 // known remembers messages. There are two generations: the older one is dropped as a whole when the younger one is full.
@@ -82,7 +82,7 @@ func (m *message) remember(variant int, prepared *jinja.Dict) {
 	if m.by == nil {
 		return
 	}
-	size := valueBytes * values(prepared)
+	size := valueBytes*values(prepared) + 2*len(m.text) // JSON of a tool may be kept, with spaces
 	if size > longest {
 		return
 	}

@@ -14,7 +14,8 @@ type Template struct {
 	usual     *variant
 	withTools *variant // for requests with tools
 	special   map[string]jinja.Value
-	known     known
+	known     known // messages
+	tools     known
 }
 
 // variant is one of a model's templates.

@@ -423,9 +423,19 @@ func toJSON(e *env, v Value, a *arguments) (Value, error) {
 		}
 		l.comma, l.end = comma, end
 	}
+	d, _ := v.(*Dict)
+	if d != nil && d.kept != nil {
+		if made := d.kept.Load(); made != nil && made.layout == l {
+			return made.text, e.wrote(len(made.text))
+		}
+	}
 	out, err := l.appendJSON(nil, v, 0)
 	if err != nil {
 		return nil, err
 	}
-	return string(out), e.wrote(len(out))
+	text := string(out)
+	if d != nil && d.kept != nil {
+		d.kept.Store(&madeJSON{l, text})
+	}
+	return text, e.wrote(len(text))
 }

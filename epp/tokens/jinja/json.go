@@ -17,7 +17,7 @@ const maxDepth = 100
 
 // Decode reads JSON as Python's json.loads does. Of members with the same name the last one counts. Numbers that do not fit into 64 bits
 // and strings with half a surrogate pair are errors.
-func Decode(data []byte) (Value, error) { return DecodeItems(data, "", nil) }
+func Decode(data []byte) (Value, error) { return DecodeItems(data, nil) }
 
 // Items remembers items of lists that were read, so that they need not be read again.
 type Items interface {
@@ -28,9 +28,9 @@ type Items interface {
 	Add(text []byte, item *Dict) Value
 }
 
-// DecodeItems is Decode of an object, of which one member is a list of objects that known remembers. No member has this name if it is "".
-func DecodeItems(data []byte, member string, known Items) (Value, error) {
-	d := decoder{data: data, member: member, known: known}
+// DecodeItems is Decode of an object, some of whose members are lists of objects that are remembered: known has them by the names of the members.
+func DecodeItems(data []byte, known map[string]Items) (Value, error) {
+	d := decoder{data: data, members: known}
 	v, err := d.value(0)
 	if err == nil {
 		if d.space(); d.at < len(d.data) {
@@ -52,11 +52,10 @@ var (
 )
 
 type decoder struct {
-	data   []byte
-	at     int
-	member string // of the outermost object, whose items are known
-	known  Items  // nil = none is
-	inside bool   // what is read now is in this member
+	data    []byte
+	at      int
+	members map[string]Items // of the outermost object, whose items are known
+	known   Items            // of the member of the outermost object that is read now, nil = none are
 }
 
 func (d *decoder) space() {
@@ -126,7 +125,9 @@ func (d *decoder) object(depth int) (Value, error) {
 		if !d.take(':') {
 			return nil, errJSON
 		}
-		d.inside = depth == 0 && d.known != nil && key == d.member
+		if depth == 0 {
+			d.known = d.members[key]
+		}
 		v, err := d.value(depth + 1)
 		if err != nil {
 			return nil, err
@@ -144,7 +145,7 @@ func (d *decoder) object(depth int) (Value, error) {
 func (d *decoder) list(depth int) (Value, error) {
 	out := &List{}
 	item := d.value
-	if d.inside && depth == 1 {
+	if d.known != nil && depth == 1 {
 		item = d.item
 		out.Items = make([]Value, 0, usualItems)
 	}

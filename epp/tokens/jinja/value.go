@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"unicode"
 	"unicode/utf8"
 )
@@ -40,7 +41,19 @@ type Dict struct {
 	keys   []string
 	values []Value
 	at     map[string]int // where a key is, nil if there are few
+	kept   *keptJSON      // nil = its JSON is not kept
 }
+
+// keptJSON is what the filter tojson has made of a dictionary.
+type keptJSON struct{ atomic.Pointer[madeJSON] }
+
+type madeJSON struct {
+	layout layout
+	text   string
+}
+
+// KeepJSON has what the filter tojson makes of the dictionary kept, for the next template that has it. The dictionary must not be changed any more.
+func (d *Dict) KeepJSON() { d.kept = new(keptJSON) }
 
 // fewKeys are found as fast one after the other as in a map.
 const fewKeys = 8
@@ -98,7 +111,7 @@ func (d *Dict) Keys() []string { return d.keys }
 
 // Copy returns a dictionary with the same values.
 func (d *Dict) Copy() *Dict {
-	return &Dict{slices.Clone(d.keys), slices.Clone(d.values), maps.Clone(d.at)}
+	return &Dict{slices.Clone(d.keys), slices.Clone(d.values), maps.Clone(d.at), nil}
 }
 
 // What only templates make.
