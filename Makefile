@@ -195,8 +195,8 @@ lint: .tools/staticcheck .tools/actionlint .tools/helm ## vet, format, staticche
 	for preset in charts/tandem/values-*.yaml; do .tools/helm lint --strict charts/tandem -f $$preset --set images.registry=localhost; done
 
 .PHONY: docs
-docs: modules ## write the generated pages anew: docs/configuration.md, tables of docs/flags.md and docs/llm-d.md, and the differences of tandem check
-	go test ./docs -run '^(TestConfiguration|TestPluginTypes|TestFlagTables)$$' -update
+docs: modules ## write the generated pages anew: docs/configuration.md, tables of docs/flags.md, docs/llm-d.md and docs/protocols.md, and the differences of tandem check
+	go test ./docs -run '^(TestConfiguration|TestPluginTypes|TestFlagTables|TestProtocols)$$' -update
 
 .PHONY: clean
 clean: ## remove bin/ and the links in .tools/, keep the shared cache
