@@ -369,3 +369,37 @@ func testChats(t *testing.T, start start) {
 
 // compared are the lines of a page of metrics that compare counts of tokens.
 var compared = regexp.MustCompile(`(?m)^tandem_tokens_checked_total.*$`)
+
+// testTiers has an engine compute more than its pool of blocks holds. The picker must know what of the first prompt is in the host's memory, and
+// the engine must load that.
+func testTiers(t *testing.T, start start) {
+	s := newSystem(t, nil, start(t, vllm.Plain), 0)
+	s.learnsBlocks(t)
+	at := s.Decode[0].Addr()
+	first := harness.Call{API: pd.APICompletions, Prompt: s.Fresh(1500), Tokens: 1}
+	for _, c := range []harness.Call{first, {Prompt: s.Fresh(1500)}, {Prompt: s.Fresh(1500)}, {Prompt: s.Fresh(1500)}, {Prompt: s.Fresh(40)}} {
+		c.API, c.Tokens = first.API, first.Tokens
+		// Not by way of the picker, which would take the prompt to be in the accelerator's memory for some seconds.
+		if r := harness.MustSend(t, c, at, s.Model); r.Status != http.StatusOK {
+			t.Fatalf("status %d: %s%s", r.Status, r.Failed, r.Body)
+		}
+	}
+	want := s.whole(len(first.Prompt) - 1)
+	var loads int
+	s.Eventually(t, "tokens of the first prompt in the host's memory", func() (string, bool) {
+		x := s.explain(t, first)
+		c := x.Trace.Stages[0].Candidates[0]
+		loads = c.Loads[epp.CPUTier.String()]
+		return fmt.Sprintf("%+v", c), c.Cached == want && loads > want/2 && c.LoadTime > 0 && c.Saved > 0
+	})
+	r := s.Send(t, first)
+	if r.Status != http.StatusOK || r.Cached != want {
+		t.Errorf("status %d: the engine reports %d cached tokens, the picker predicted %d", r.Status, r.Cached, want)
+	}
+	fmt.Printf("       %d tokens, %d predicted, %d of them in the host's memory, %d reported\n", len(first.Prompt), want, loads, r.Cached)
+	s.Eventually(t, "tokens of the first prompt in the accelerator's memory again", func() (string, bool) {
+		x := s.explain(t, first)
+		c := x.Trace.Stages[0].Candidates[0]
+		return fmt.Sprintf("%+v", c), c.Cached == want && c.Loads == nil
+	})
+}

@@ -3,6 +3,7 @@ package kvcache
 import (
 	"flag"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,10 +31,22 @@ type start func(t *testing.T, roles ...vllm.Role) []*engine
 
 // simulated starts simulated engines.
 func simulated(t *testing.T, roles ...vllm.Role) (engines []*engine) {
+	return simulatedAs(t, nil, roles...)
+}
+
+// simulatedOffloading starts simulated engines that copy blocks to the host's memory.
+func simulatedOffloading(t *testing.T, roles ...vllm.Role) []*engine {
+	return simulatedAs(t, []string{"--max-model-len=4096", fmt.Sprintf("--blocks=%d", fewBlocks), "--host-blocks=1000"}, roles...)
+}
+
+// fewBlocks is the size of the pools of engines that offload: a few prompts of testTiers fill it.
+const fewBlocks = 140
+
+func simulatedAs(t *testing.T, more []string, roles ...vllm.Role) (engines []*engine) {
 	t.Helper()
 	for i, role := range roles {
 		port := harness.FreePorts(t, 3)
-		flags := []string{"--port=" + strconv.Itoa(port), fmt.Sprintf("--kv-events-address=127.0.0.1:%d", port+1), fmt.Sprintf("--kv-events-replay-address=127.0.0.1:%d", port+2)}
+		flags := append(slices.Clone(more), "--port="+strconv.Itoa(port), fmt.Sprintf("--kv-events-address=127.0.0.1:%d", port+1), fmt.Sprintf("--kv-events-replay-address=127.0.0.1:%d", port+2))
 		if role == vllm.Prefill {
 			flags = append(flags, "--role=prefill")
 		}
@@ -58,6 +71,14 @@ func simulated(t *testing.T, roles ...vllm.Role) (engines []*engine) {
 func onVLLM(t *testing.T, roles ...vllm.Role) []*engine {
 	return realEngines(t, engine{connector: "nixlv2"}, len(roles), func(i int, events string) (*realengine.Engine, error) {
 		return vllm.Start(t.Context(), vllm.Options{Name: fmt.Sprintf("engine-%d", i), Role: roles[i], Args: []string{"--kv-events-config=" + events}})
+	})
+}
+
+// onVLLMOffloading starts vLLM engines that copy blocks to the host's memory.
+func onVLLMOffloading(t *testing.T, roles ...vllm.Role) []*engine {
+	return realEngines(t, engine{connector: "nixlv2"}, len(roles), func(i int, events string) (*realengine.Engine, error) {
+		return vllm.Start(t.Context(), vllm.Options{Name: fmt.Sprintf("engine-%d", i), Role: vllm.Decode, Connector: vllm.Offloading,
+			Args: []string{"--kv-events-config=" + events, fmt.Sprintf("--num-gpu-blocks-override=%d", fewBlocks)}})
 	})
 }
 
@@ -122,6 +143,7 @@ func TestRealEngines(t *testing.T) {
 		t.Run("conversations", func(t *testing.T) { testConversations(t, onVLLM) })
 		t.Run("chats", func(t *testing.T) { testChats(t, onVLLM) })
 		t.Run("pd", func(t *testing.T) { testPD(t, onVLLM) })
+		t.Run("tiers", func(t *testing.T) { testTiers(t, onVLLMOffloading) })
 	case "sglang":
 		realengine.Require(t, "sglang")
 		t.Run("conversations", func(t *testing.T) { testConversations(t, onSGLang) })
@@ -134,3 +156,5 @@ func TestRealEngines(t *testing.T) {
 func TestConversations(t *testing.T) { testConversations(t, simulated) }
 
 func TestPD(t *testing.T) { testPD(t, simulated) }
+
+func TestTiers(t *testing.T) { testTiers(t, simulatedOffloading) }
