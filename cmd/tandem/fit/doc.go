@@ -9,7 +9,8 @@
 //   - prefill: the time to the first token of a prompt that is alone. Prompts are random token ids, so that no prefix cache knows them;
 //     rows with context continue a prompt that was sent before.
 //   - decode: the time from token to token while a number of answers are generated at once.
-//   - mixed: how much longer one such step takes when a prompt comes in. Not of SGLang, which computes prompts in steps of their own.
+//   - mixed: how much longer a few such steps take when a prompt comes in, all of it counted as of one step. Not of SGLang, which computes
+//     prompts in steps of their own.
 //   - request: what the first token of a prompt of one token takes longer than a step of one answer: HTTP, the tokenizer, processes
 //     that pass the request on. It delays requests, but takes no time of the engine.
 //

@@ -3,6 +3,7 @@ package fit_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"math"
 	"net/http"
@@ -63,6 +64,31 @@ func sglangEngine(t *testing.T, mode sglang.Mode) http.Handler {
 	return sglangapi.NewHandler(e.Engine, e.Faults)
 }
 
+// late has the first bytes of an answer wait, as those of an engine that is busy with a new request, or of a proxy.
+func late(engine http.Handler, by time.Duration) http.Handler {
+	if by == 0 {
+		return engine
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		engine.ServeHTTP(&lateWriter{ResponseWriter: w, by: by}, r)
+	})
+}
+
+type lateWriter struct {
+	http.ResponseWriter
+	by time.Duration
+}
+
+func (w *lateWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *lateWriter) Write(p []byte) (int, error) {
+	if w.by > 0 {
+		<-time.After(w.by)
+		w.by = 0
+	}
+	return w.ResponseWriter.Write(p)
+}
+
 // within is by how much a fitted time may be wrong: the context of a batch grows while it is measured.
 const within = 0.02
 
@@ -75,14 +101,17 @@ func TestTheTableComesBack(t *testing.T) {
 		kvWant  int
 		chunk   int
 		isMixed bool
+		late    time.Duration
 	}{
-		{"vllm", func(t *testing.T) http.Handler { return vllm(t) }, 512 * 32, 2048, true},
-		{"sglang", func(t *testing.T) http.Handler { return sglangEngine(t, sglang.Plain) }, 16384, 1024, false},
+		{"vllm", func(t *testing.T) http.Handler { return vllm(t) }, 512 * 32, 2048, true, 0},
+		{"vllm", func(t *testing.T) http.Handler { return vllm(t) }, 512 * 32, 2048, true, 5 * time.Millisecond},
+		{"sglang", func(t *testing.T) http.Handler { return sglangEngine(t, sglang.Plain) }, 16384, 1024, false, 0},
 	} {
-		t.Run(test.name, func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, first tokens %v late", test.name, test.late), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				const request = 7 * time.Millisecond
-				r, err := fit.Run(t.Context(), listen(t, test.engine(t), request))
+				const takes = 7 * time.Millisecond
+				request := takes + test.late
+				r, err := fit.Run(t.Context(), listen(t, late(test.engine(t), test.late), takes))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -154,18 +154,35 @@ func (s *stream) cut(from, to time.Time) {
 	s.at = slices.DeleteFunc(s.at, func(at time.Time) bool { return at.Before(from) || at.After(to) })
 }
 
-// gap returns the time before the event that came closest to a moment, in ms.
-func (s *stream) gap(at time.Time) (ms float64, ok bool) {
-	closest := 0
-	for i := range s.at {
-		if i > 0 && (closest == 0 || s.at[i].Sub(at).Abs() < s.at[closest].Sub(at).Abs()) {
-			closest = i
+// window is the part of an answer in which a prompt came in: the events number from to to are the first and the last of it.
+type window struct{ from, to int }
+
+// settled is how many steps after a prompt's first token its window ends. An engine that schedules the next step while one runs, such as
+// vLLM, sends the token of the step with the prompt late, and those of the next two steps soon after it.
+const settled = 2
+
+// around returns the window of a prompt that was sent at one time, and whose first token came at another. ok is false if the answer does
+// not cover it.
+func (s *stream) around(sent, first time.Time) (w window, ok bool) {
+	w.from, _ = slices.BinarySearchFunc(s.at, sent, time.Time.Compare)
+	w.from-- // the last one before
+	w.to, _ = slices.BinarySearchFunc(s.at, first, time.Time.Compare)
+	w.to += settled
+	return w, w.from >= 0 && w.to < len(s.at)
+}
+
+// mean returns the mean time between two events outside of windows, in ms, or 0 if there are none: between the windows, and as much before
+// and after them, because steps take longer as answers grow.
+func (s *stream) mean(windows []window) float64 {
+	sum, gaps := 0.0, 0
+	from, to := max(1, windows[0].from-settled), min(len(s.at)-1, windows[len(windows)-1].to+settled)
+	for i := from; i <= to; i++ {
+		if !slices.ContainsFunc(windows, func(w window) bool { return w.from < i && i <= w.to }) {
+			sum += millis(s.at[i].Sub(s.at[i-1]))
+			gaps++
 		}
 	}
-	if closest == 0 {
-		return 0, false
-	}
-	return millis(s.at[closest].Sub(s.at[closest-1])), true
+	return sum / max(1, float64(gaps))
 }
 
 // decodeTokens is how long the answers of a decode probe are. They have to overlap.
@@ -185,9 +202,10 @@ func (r *runner) decode(ctx context.Context, s step) (ms []float64, err error) {
 // interruptions is how many prompts come in during one mixed probe.
 const interruptions = 4
 
-// mixed measures the steps that also compute a prompt.
+// mixed measures the steps that also compute a prompt: a window takes longer than its other steps by what the prompt takes, whenever the
+// token of the prompt's own step is sent.
 func (r *runner) mixed(ctx context.Context, s step) (ms []float64, err error) {
-	var firsts []time.Time
+	var prompts []*client.Answer
 	var broken error
 	all, err := r.batch(ctx, s, r.mixedTokens(s), func() {
 		for range interruptions {
@@ -197,30 +215,41 @@ func (r *runner) mixed(ctx context.Context, s step) (ms []float64, err error) {
 				broken = failed(s.String(), a.Failure)
 				return
 			}
-			firsts = append(firsts, a.First)
+			prompts = append(prompts, a)
 		}
 	})
 	if err := errors.Join(err, broken); err != nil {
 		return nil, err
 	}
-	for _, first := range firsts {
-		var gaps []float64
-		for i := range all {
-			if gap, ok := all[i].gap(first); ok && !first.After(all[i].at[len(all[i].at)-1]) {
-				gaps = append(gaps, gap)
+	times := make([][]float64, len(prompts)) // of each prompt, as the answers show it
+	for _, one := range all {
+		windows := make([]window, len(prompts))
+		covered := make([]bool, len(prompts))
+		for i, a := range prompts {
+			windows[i], covered[i] = one.around(a.Sent, a.First)
+		}
+		mean := one.mean(windows)
+		for i, w := range windows {
+			if covered[i] && mean > 0 {
+				times[i] = append(times[i], millis(one.at[w.to].Sub(one.at[w.from]))-float64(w.to-w.from-1)*mean)
 			}
 		}
-		if len(gaps) > 0 {
-			slices.Sort(gaps)
-			ms = append(ms, gaps[len(gaps)/2])
+	}
+	for _, shown := range times {
+		if len(shown) > 0 {
+			slices.Sort(shown)
+			ms = append(ms, shown[len(shown)/2])
 		}
 	}
 	return ms, nil
 }
 
+// pauseSteps is how many steps pass between two prompts of a mixed probe.
+const pauseSteps = settled + 3
+
 // pause lets a few steps without a prompt pass.
 func (r *runner) pause(ctx context.Context, s step) {
-	timer := time.NewTimer(time.Duration(3 * r.decodeTime(s) * 1e6))
+	timer := time.NewTimer(time.Duration(pauseSteps * r.decodeTime(s) * 1e6))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -231,7 +260,7 @@ func (r *runner) pause(ctx context.Context, s step) {
 // mixedTokens is how many tokens the answers of a mixed probe need while its prompts come in.
 func (r *runner) mixedTokens(s step) int {
 	each := r.decodeTime(s)
-	return decodeTokens(s.Batch) + int(interruptions*(4*each+r.request.value())/each)
+	return decodeTokens(s.Batch) + int(interruptions*((pauseSteps+1)*each+r.request.value())/each)
 }
 
 // decodeTime returns how long a decode step takes, as far as it is known, in ms.
