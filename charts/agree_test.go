@@ -228,6 +228,35 @@ func (r parts) enginesAgree(t *testing.T) {
 	same(t, "model", prefill.operands[0], decode.operands[0])
 	same(t, "keep-alive", prefill.env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"], decode.env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"])
 	vllmAgrees(t, prefill, decode, sidecar)
+	r.encodersAgree(t, sidecar)
+}
+
+// encodersAgree holds that encoders write encodings where the other engines read them, and hand over nothing else.
+func (r parts) encodersAgree(t *testing.T, sidecar commandLine) {
+	t.Helper()
+	encoder, has := r.run["encode"]
+	if !has {
+		if connector, told := sidecar.flags["ec-connector"]; told {
+			t.Errorf("sidecars have the encoder connector %q, and there are no encoders", connector)
+		}
+		return
+	}
+	same(t, "encoder connector", sidecar.flags["ec-connector"], "ec-example")
+	if _, hands := encoder["engine"].flags["kv-transfer-config"]; hands {
+		t.Error("an encoder has a connector for KV caches")
+	}
+	for component, role := range map[string]string{"encode": "ec_producer", "prefill": "ec_consumer", "decode": "ec_consumer"} {
+		same(t, "encodings of "+component, r.run[component]["engine"].flags["ec-transfer-config"],
+			`{"ec_connector":"ECExampleConnector","ec_connector_extra_config":{"shared_storage_path":"/encodings"},"ec_role":"`+role+`"}`)
+		claims := ""
+		volumes, _, _ := unstructured.NestedSlice(r.pods[component].Object, "spec", "volumes")
+		for _, v := range volumes {
+			if volume := v.(map[string]any); volume["name"] == "encodings" {
+				claims = fmt.Sprint(volume["persistentVolumeClaim"], volume["hostPath"])
+			}
+		}
+		same(t, "folder of "+component, claims, "map[claimName:encodings] <nil>")
+	}
 }
 
 // transferConfig is vLLM's --kv-transfer-config.

@@ -38,7 +38,7 @@ func TestReadme(t *testing.T) {
 		}
 	}
 	for _, named := range regexp.MustCompile("`([a-zA-Z]+(?:\\.[a-zA-Z]+)+)`").FindAllStringSubmatch(before+after, -1) {
-		path := strings.Replace(named[1], "decode.", "prefill.", 1)
+		path := strings.Replace(strings.Replace(named[1], "decode.", "prefill.", 1), "encode.", "prefill.", 1)
 		if head, _, _ := strings.Cut(path, "."); known[head] && !known[path] {
 			t.Errorf("%s names the value %s, which does not exist", readme, named[1])
 		}

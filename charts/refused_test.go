@@ -145,6 +145,7 @@ func TestAdviceIsEnough(t *testing.T) {
 		"NIXL and files":            "engine.sharedStorage.hostPath=/mnt/kv,engine.maxModelLen=4096,decode.parallelism.tensor=2",
 		"equal Mooncake engines":    "sidecar.connector=mooncake,prefill.parallelism.tensor=2,decode.parallelism.tensor=2",
 		"push between simulated":    "engine.type=sim,sidecar.connector=nixl-push",
+		"encoders with a folder":    "encoder.connector=ec-example,encoder.sharedStorage.hostPath=/mnt/encodings",
 		"another metric":            "prefill.autoscaling.enabled=true,prefill.autoscaling.metric=prefill_load",
 		"shared argument, shared":   "engine.args={--dtype=float16}",
 		"an account of one's own":   "serviceAccount.create=false,serviceAccount.name=picker",

@@ -92,7 +92,7 @@ func (s *schema) walk(at string, definitions map[string]*schema, visit func(stri
 		s = &whole
 	}
 	visit(at, s)
-	if at == "decode" || path.Base(strings.ReplaceAll(at, ".", "/")) == "resources" {
+	if at == "decode" || at == "encode" || path.Base(strings.ReplaceAll(at, ".", "/")) == "resources" {
 		return
 	}
 	for key, property := range s.Properties {

@@ -42,7 +42,7 @@ spec:
       terminationGracePeriodSeconds: {{ include "tandem.drain.grace" .root }}
       securityContext:
         {{- include "tandem.podSecurity" (dict "user" .root.Values.engine.runAsUser) | nindent 8 }}
-        {{- if or .root.Values.model.cache.claimName .root.Values.engine.sharedStorage.claimName }}
+        {{- if or .root.Values.model.cache.claimName .root.Values.engine.sharedStorage.claimName .root.Values.encoder.sharedStorage.claimName }}
         fsGroup: {{ int .root.Values.engine.runAsUser }}
         fsGroupChangePolicy: OnRootMismatch   # a claim full of weights would be walked at every start
         {{- end }}
@@ -166,6 +166,13 @@ readiness, and is told to stop after the engine has ended.
 {{- define "tandem.sidecar.args" -}}
 {{- $sidecar := .Values.sidecar -}}
 - --kv-connector={{ include "tandem.connector" . }}
+{{- with .Values.encoder }}{{ if .connector }}
+- --ec-connector={{ .connector }}
+- --encode-timeout={{ int .timeoutSeconds }}s
+{{- if .references }}
+- --encoder-references
+{{- end }}
+{{- end }}{{ end }}
 {{- if eq (include "tandem.connector" .) "mooncake" }}
 - --mooncake-bootstrap-port={{ int .Values.engine.bootstrapPort }}
 {{- else if eq (include "tandem.connector" .) "offloading" }}
@@ -325,7 +332,8 @@ on elsewhere go to the sidecars of other decode pods, too.
     {{- range $rank := until (int .values.parallelism.data) }}
     {{- $suffix := ternary "" (printf "-%d" $rank) (eq $rank 0) }}
     - {name: {{ ternary "engine" "http" (eq $.component "decode") }}{{ $suffix }}, containerPort: {{ add $base $rank }}}
-    {{- if has $connector (list "sglang" "mooncake") }}
+    {{- if eq $.component "encode" }}
+    {{- else if has $connector (list "sglang" "mooncake") }}
     {{- if eq $.component "prefill" }}
     - {name: bootstrap, containerPort: {{ int $engine.bootstrapPort }}}
     {{- end }}
@@ -379,8 +387,15 @@ vLLM's arguments without the user's. Two engines compare the model's string befo
 {{- with int64 $engine.maxModelLen }}
 - --max-model-len={{ . }}
 {{- end }}
+{{- if ne .component "encode" }}
 - --kv-transfer-config={{ include "tandem.engine.vllm.transfer" . }}
-{{- if include "tandem.files" .root }}
+{{- end }}
+{{- if $values.encoder.connector }}
+{{- $encodings := dict "ec_connector" "ECExampleConnector" "ec_role" (ternary "ec_producer" "ec_consumer" (eq .component "encode"))
+      "ec_connector_extra_config" (dict "shared_storage_path" "/encodings") }}
+- --ec-transfer-config={{ toJson $encodings }}
+{{- end }}
+{{- if and (include "tandem.files" .root) (ne .component "encode") }}
 # The connector that stores files knows one kind of cache. With longer prompts than a step, or a prompt that is in the engine's own
 # cache but for its last token, it ends the engine that reads it.
 - --disable-hybrid-kv-cache-manager
@@ -547,7 +562,8 @@ has run into it.
 {{- $engine := .root.Values.engine -}}
 {{- $connector := include "tandem.connector" .root -}}
 {{- include "tandem.engine.podIP" . }}
-{{- if include "tandem.leased" .root }}
+{{- if eq .component "encode" }}
+{{- else if include "tandem.leased" .root }}
 # localhost is vLLM's default, where no other pod can ask for a KV cache.
 - {name: VLLM_NIXL_SIDE_CHANNEL_HOST, value: $(POD_IP)}
 - {name: VLLM_NIXL_SIDE_CHANNEL_PORT, value: {{ $engine.sideChannelPort | int | quote }}}
@@ -631,7 +647,7 @@ livenessProbe:
 
 {{/*
 The command that delays SIGTERM while the engine has work: a prefill engine works until a decode engine has read all its
-hand-offs, a decode engine until its sidecar has no requests that need it: it has those streams leave that can go on elsewhere.
+hand-offs, an encoder until it has no requests, a decode engine until its sidecar has no requests that need it: it has those streams leave that can go on elsewhere.
 The shell of vLLM's image waits for all ranks at once.
 */}}
 {{- define "tandem.engine.preStop" -}}
@@ -643,7 +659,8 @@ The shell of vLLM's image waits for all ranks at once.
 {{- range $rank := until (int .values.parallelism.data) -}}
 {{- $engine := printf "--engine=%s127.0.0.1:%d" $scheme (add (ternary 8200 8000 $decode) $rank) -}}
 {{- $also := ternary (printf "--sidecar=127.0.0.1:%d" (add 9095 (mul 2 $rank))) "--handoffs" $decode -}}
-{{- $command := list "/tandem/tandem" "drain" $engine $also -}}
+{{- $command := list "/tandem/tandem" "drain" $engine -}}
+{{- if ne $.component "encode" }}{{ $command = append $command $also }}{{ end -}}
 {{- if and $decode $.root.Values.sidecar.continuation.times -}}
 {{- $command = append $command (printf "--evacuate=127.0.0.1:%d" (add 9096 (mul 2 $rank))) -}}
 {{- end -}}
@@ -686,13 +703,16 @@ The shell of vLLM's image waits for all ranks at once.
 {{- end }}
 - {name: tmp, mountPath: /tmp}
 - {name: shm, mountPath: /dev/shm}
-{{- if include "tandem.files" .root }}
+{{- if and (include "tandem.files" .root) (ne .component "encode") }}
 - {name: kv, mountPath: /kv}
+{{- end }}
+{{- if $values.encoder.connector }}
+- {name: encodings, mountPath: /encodings}
 {{- end }}
 {{- if ne $values.model.source "hf" }}
 - {name: model, mountPath: /model, readOnly: true}
 {{- end }}
-{{- if and (eq .component "prefill") $values.tls.prefill.secret }}
+{{- if and (ne .component "decode") $values.tls.prefill.secret }}
 - {name: engine-tls, mountPath: /etc/tandem/tls, readOnly: true}
 {{- end }}
 {{- end }}
@@ -718,13 +738,17 @@ The shell of vLLM's image waits for all ranks at once.
 {{- end }}
 - name: tmp
   emptyDir: {}
-{{- with $values.engine.sharedStorage }}
-{{- if .claimName }}
-- name: kv
-  persistentVolumeClaim: {claimName: {{ .claimName }}}
-{{- else if .hostPath }}
-- name: kv
-  hostPath: {path: {{ .hostPath }}, type: Directory}   # made by the kubelet, it would belong to root
+{{- $shared := dict -}}
+{{- if ne .component "encode" }}{{ $_ := set $shared "kv" $values.engine.sharedStorage }}{{ end -}}
+{{- if $values.encoder.connector }}{{ $_ := set $shared "encodings" $values.encoder.sharedStorage }}{{ end -}}
+{{- range $name, $storage := $shared }}
+{{- with $storage.claimName }}
+- name: {{ $name }}
+  persistentVolumeClaim: {claimName: {{ . }}}
+{{- end }}
+{{- with $storage.hostPath }}
+- name: {{ $name }}
+  hostPath: {path: {{ . }}, type: Directory}   # made by the kubelet, it would belong to root
 {{- end }}
 {{- end }}
 # Memory of the engine's processes; it counts against the container's limit.
@@ -737,7 +761,7 @@ The shell of vLLM's image waits for all ranks at once.
 - name: model
   image: {reference: {{ $values.model.oci.image }}, pullPolicy: IfNotPresent}
 {{- end }}
-{{- if and (eq .component "prefill") $values.tls.prefill.secret }}
+{{- if and (ne .component "decode") $values.tls.prefill.secret }}
 - name: engine-tls
   secret: {secretName: {{ $values.tls.prefill.secret }}}
 {{- end }}

@@ -58,7 +58,7 @@ kind: EndpointPickerConfig
 plugins:
   - type: disagg-profile-handler
     parameters:
-      deciders: {prefill: prefix-based-pd-decider}
+      deciders: {prefill: prefix-based-pd-decider{{ if .Values.encoder.connector }}, encode: always-disagg-multimodal-decider{{ end }}}
       onNoPrefill: {{ .Values.epp.onNoPrefill }}   # epp.onNoPrefill
   - type: prefix-based-pd-decider
     parameters:
@@ -69,6 +69,15 @@ plugins:
   - type: inflight-load-producer
   - type: decode-filter
   - type: prefill-filter
+  {{- if .Values.encoder.connector }}
+  - type: encode-filter
+  - type: always-disagg-multimodal-decider
+  - type: mm-embeddings-cache-scorer
+  - type: max-score-picker
+    name: encoders
+    parameters:
+      maxNumOfEndpoints: {{ int .Values.encoder.perRequest }}   # encoder.perRequest
+  {{- end }}
   - type: queue-scorer
   - type: kv-cache-utilization-scorer
   - type: active-request-scorer
@@ -123,6 +132,14 @@ schedulingProfiles:
       - pluginRef: utilization-detector
       - pluginRef: token-load-scorer
       - pluginRef: max-score-picker
+{{- if .Values.encoder.connector }}
+  - name: encode
+    plugins:
+      - pluginRef: encode-filter
+      - {pluginRef: mm-embeddings-cache-scorer, weight: 2}
+      - pluginRef: queue-scorer
+      - pluginRef: encoders
+{{- end }}
 {{- if .Values.tls.sidecarSecret }}
 dataLayer:
   sources:

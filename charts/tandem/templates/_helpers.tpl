@@ -46,7 +46,7 @@ version is not among them: an upgrade that changes nothing else should not resta
 */}}
 {{- define "tandem.podLabels" -}}
 {{- $own := include "tandem.selectorLabels" . | fromYaml -}}
-{{- if has .component (list "prefill" "decode") -}}
+{{- if has .component (include "tandem.roles" .root | fromJsonArray) -}}
 {{- $own = merge $own (dict "llm-d.ai/role" .component "llm-d.ai/engine-type" (include "tandem.engineName" .root) "llm-d.ai/inference-serving" "true") -}}
 {{- end -}}
 {{- merge $own .values.podLabels .root.Values.commonLabels | toYaml -}}
@@ -57,6 +57,13 @@ chart's choice. */}}
 {{- define "tandem.connectors" -}}
 {{- dict "vllm" (list "nixlv2" "nixl-push" "mooncake" "offloading" "shared-storage") "sglang" (list "sglang")
       "sim" (list "nixlv2" "nixl-push") | dig .Values.engine.type list | toJson -}}
+{{- end -}}
+
+{{/* The roles of the release's engines: a JSON list. */}}
+{{- define "tandem.roles" -}}
+{{- $roles := list "prefill" "decode" -}}
+{{- if .Values.encoder.connector }}{{ $roles = append $roles "encode" }}{{ end -}}
+{{- toJson $roles -}}
 {{- end -}}
 
 {{/* The hand-off protocol of the sidecars. */}}

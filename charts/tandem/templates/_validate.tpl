@@ -16,7 +16,7 @@ else stumbles first.
 {{- end -}}
 {{- $problems := list -}}
 {{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism"
-      "memory" "length" "connector" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
+      "memory" "length" "connector" "encoder" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
   {{- range $line := include (print "tandem.check." $check) $root | splitList "\n" -}}
     {{- with trim $line }}{{ $problems = append $problems (print "  - " .) }}{{ end -}}
   {{- end -}}
@@ -73,7 +73,7 @@ model.source is oci: name the image that holds the model in model.oci.image
 {{- if and $model.cache.claimName $model.cache.hostPath }}
 model.cache has a claim and a folder of the node: remove claimName or hostPath
 {{- end -}}
-{{- range $role := list "prefill" "decode" -}}
+{{- range $role := include "tandem.roles" . | fromJsonArray -}}
   {{- range (index $.Values $role).initContainers -}}
     {{- if regexMatch "^(tools|engine|sidecar(-[0-9]+)?)$" .name }}
 {{ printf "%s.initContainers has one of the name %s, which a container of the chart has: rename it" $role .name }}
@@ -95,7 +95,7 @@ it to another one. */}}
       "llm-d.ai/inference-serving" "inference.networking.k8s.io/engine-type" -}}
 {{- $places := dict "commonLabels" .Values.commonLabels "prefill.podLabels" .Values.prefill.podLabels
       "decode.podLabels" .Values.decode.podLabels "epp.podLabels" .Values.epp.podLabels
-      "proxy.podLabels" .Values.proxy.podLabels -}}
+      "proxy.podLabels" .Values.proxy.podLabels "encode.podLabels" .Values.encode.podLabels -}}
 {{- range $where, $labels := $places -}}
   {{- range $key, $value := $labels -}}
     {{- if has $key $made }}
@@ -103,7 +103,7 @@ it to another one. */}}
     {{- end -}}
   {{- end -}}
 {{- end -}}
-{{- range $role := list "prefill" "decode" -}}
+{{- range $role := include "tandem.roles" . | fromJsonArray -}}
   {{- range $key, $value := (index $.Values $role).podAnnotations -}}
     {{- if has $key (list "llm-d.ai/active-ports" "inference.networking.k8s.io/active-ports") }}
 {{ printf "%s.podAnnotations sets %s, so ranks that run would get no requests: remove it, and set %s.parallelism.data"
@@ -183,7 +183,7 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
      "of the KV cache do not line up")
      $prefill $decode }}
 {{- end -}}
-{{- range $name := list "prefill" "decode" -}}
+{{- range $name := include "tandem.roles" . | fromJsonArray -}}
   {{- $role := index $.Values $name -}}
   {{- if and (eq $.Values.engine.type "sim") (gt (int $role.parallelism.data) 1) }}
 {{ printf "%s.parallelism.data is %d, but the simulated engine has one rank: set it to 1"
@@ -213,7 +213,7 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
 
 {{/* vLLM's processes of one engine talk over ring buffers of 160 MiB in /dev/shm, and NCCL keeps its own there. */}}
 {{- define "tandem.check.memory" -}}
-{{- range $name := list "prefill" "decode" -}}
+{{- range $name := include "tandem.roles" . | fromJsonArray -}}
   {{- $role := index $.Values $name -}}
   {{- $size := include "tandem.mebibytes" $role.shmSize | float64 -}}
   {{- if and (gt (int $role.parallelism.tensor) 1) (lt $size 1024.0) }}
@@ -344,6 +344,39 @@ engine.sharedStorage has a claim and a folder of the node: remove claimName or h
   {{- if and (eq (int .Values.prefill.replicas) 0) (not .Values.prefill.autoscaling.enabled) }}
 prefill.replicas is 0, but SGLang's decode engines compute no prompts: take 1 or more
   {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{/* Encoders exchange encodings as files, which was measured with vLLM alone. */}}
+{{- define "tandem.check.encoder" -}}
+{{- $encoder := .Values.encoder -}}
+{{- $storage := $encoder.sharedStorage -}}
+{{- if $encoder.connector -}}
+  {{- if ne .Values.engine.type "vllm" }}
+{{ printf "encoder.connector is %s, but engines of type %s have no encoders in this chart: leave it empty, or set engine.type to vllm"
+     $encoder.connector .Values.engine.type }}
+  {{- end -}}
+  {{- if and $storage.claimName $storage.hostPath }}
+encoder.sharedStorage has a claim and a folder of the node: remove claimName or hostPath
+  {{- else if not (or $storage.claimName $storage.hostPath) }}
+{{ print "encoder.connector is ec-example, but engines share no folder for encodings: name a claim with the access mode ReadWriteMany in "
+     "encoder.sharedStorage.claimName, or a folder that is mounted on all nodes in encoder.sharedStorage.hostPath" }}
+  {{- end -}}
+  {{- range $kind := list "tensor" "data" -}}
+    {{- if gt (index $.Values.encode.parallelism $kind | int) 1 }}
+{{ printf "encode.parallelism.%s is %v, but encoders run on one accelerator: set it to 1, and encode.replicas instead"
+     $kind (index $.Values.encode.parallelism $kind) }}
+    {{- end -}}
+  {{- end -}}
+  {{- if .Values.encode.rdma.resource }}
+{{ printf "encode.rdma.resource is %s, but encodings are files: remove it" .Values.encode.rdma.resource }}
+  {{- end -}}
+  {{- if and (eq (int .Values.encode.replicas) 0) (not .Values.encode.autoscaling.enabled) }}
+encode.replicas is 0, but requests with images are to be encoded there: take 1 or more, or leave encoder.connector empty
+  {{- end -}}
+{{- else if or $storage.claimName $storage.hostPath $encoder.references }}
+encoder.connector is empty, so encoder.sharedStorage and encoder.references have no effect: set it to ec-example, or remove them
 {{- end -}}
 {{- end -}}
 
@@ -551,7 +584,7 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
      "take 1 or more, or set epp.threshold to 0 (all local)")
      .Values.epp.threshold }}
 {{- end -}}
-{{- range $role := list "prefill" "decode" -}}
+{{- range $role := include "tandem.roles" . | fromJsonArray -}}
   {{- $rollout := (index $.Values $role).rollout -}}
   {{- if and (has (toString $rollout.maxSurge) (list "0" "0%")) (has (toString $rollout.maxUnavailable) (list "0" "0%")) }}
 {{ printf (print "%s.rollout has neither a pod more nor one less, so that none could ever be replaced: set maxSurge or "
@@ -562,7 +595,7 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
 
 
 {{- define "tandem.check.autoscaling" -}}
-{{- range $role := list "prefill" "decode" -}}
+{{- range $role := include "tandem.roles" . | fromJsonArray -}}
   {{- $scaling := (index $.Values $role).autoscaling -}}
   {{- if $scaling.enabled -}}
     {{- $where := print $role ".autoscaling" -}}

@@ -16,6 +16,7 @@ block-size: set engine.blockSize
 kv-cache-dtype: set engine.kvCacheDtype
 max-model-len: set engine.maxModelLen
 kv-transfer-config: it follows from the role and sidecar.connector
+ec-transfer-config: set encoder.connector
 tensor-parallel-size: set parallelism.tensor of the role
 tp: set parallelism.tensor of the role
 data-parallel-size: set parallelism.data of the role
@@ -137,6 +138,9 @@ prefill-block-size: set engine.blockSize
 prefill-tls: set tls.prefill.secret
 prefill-use-tls: set tls.prefill.secret
 prefill-tls-insecure-skip-verify: set tls.prefill.caConfigMap
+ec-connector: set encoder.connector
+encoder-references: set encoder.references
+encode-timeout: set encoder.timeoutSeconds
 mooncake-bootstrap-port: set engine.bootstrapPort
 p2p-connector-port: set engine.peerPort
 lease: set engine.leaseSeconds
@@ -275,6 +279,9 @@ Without known the program may have flags that the chart does not know.
 {{- $flags := .Files.Get "flags.yaml" | fromYaml -}}
 {{- $engines := dict "engine.args" .Values.engine.args "prefill.args" .Values.prefill.args
       "decode.args" .Values.decode.args -}}
+{{- if .Values.encoder.connector -}}
+  {{- $_ := set $engines "encode.args" .Values.encode.args -}}
+{{- end -}}
 {{- if $sim -}}
   {{- $_ := set $engines "sim.args" .Values.sim.args -}}
 {{- end -}}
@@ -282,7 +289,7 @@ Without known the program may have flags that the chart does not know.
   {{- include "tandem.argProblems" (dict "where" $where "args" $args "made" $made "abbreviated" (not $sim)
         "program" "sim" "known" (ternary $flags.sim list $sim)) -}}
 {{- end -}}
-{{- range $role := list "prefill" "decode" -}}
+{{- range $role := include "tandem.roles" . | fromJsonArray -}}
   {{- if not $sim -}}
     {{- range $arg := (index $.Values $role).args -}}
       {{- if has (include "tandem.argFullName" (dict "arg" $arg "names" $shared "abbreviated" true) | trimPrefix "no-") $shared }}
@@ -346,7 +353,7 @@ USER: it is the user of engine.runAsUser
       "VLLM_USE_V2_MODEL_RUNNER" "VLLM_ALLOW_RUNTIME_LORA_UPDATING" "VLLM_PLUGINS" "VLLM_LORA_RESOLVER_CACHE_DIR" -}}
 {{- $common := list -}}
 {{- range .Values.engine.env }}{{ $common = append $common .name }}{{ end -}}
-{{- range $place := list "engine" "prefill" "decode" -}}
+{{- range $place := prepend (include "tandem.roles" . | fromJsonArray) "engine" -}}
   {{- range $env := (index $.Values $place).env -}}
     {{- if hasKey $made $env.name }}
 {{ printf "%s.env sets %s, which is the chart's to make: %s" $place $env.name (index $made $env.name) }}

@@ -76,6 +76,8 @@ func checkConnector(ctx context.Context, f *fleet) finding {
 		switch {
 		case t.sglang():
 			return finding{} // it has a transfer backend
+		case !t.role.Has(pd.RolePrefill) && !t.role.Has(pd.RoleDecode):
+			return finding{} // an encoder has no KV cache
 		case len(speaks) > 0 && want != "" && !slices.Contains(speaks, want):
 			return finding{verdict: fail, seen: fmt.Sprintf("its connector is %s, which hands over by %s, and decode pods do by %s", seen, speaks[0], want),
 				do: "start sidecars with --kv-connector=" + speaks[0] + ", or the engine with the connector of the others"}

@@ -28,6 +28,8 @@ func checkKVRole(ctx context.Context, f *fleet) finding {
 	return each(ctx, live, f.how.Timeout, func(_ context.Context, t *target) finding {
 		role := t.info.Config.Transfer.Role
 		switch {
+		case !t.role.Has(pd.RolePrefill) && !t.role.Has(pd.RoleDecode):
+			return finding{} // an encoder has no KV cache
 		case role == "":
 			return finding{verdict: unknown, seen: notShown}
 		case t.role.Has(pd.RolePrefill) && role == "kv_consumer", t.role.Has(pd.RoleDecode) && role == "kv_producer":

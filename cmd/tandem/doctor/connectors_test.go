@@ -62,6 +62,7 @@ func TestConnectors(t *testing.T) {
 		{"offloading by the page", connected(p, "", "", "vllm:kv_offload_x"), connected(d, "OffloadingConnector", "offloading"), ok, "OffloadingConnector", ""},
 		{"files, by an alias", connected(p, "LMCacheConnectorV1", ""), connected(d, "ExampleConnector", "lmcache"), ok, "Connector", ""},
 		{"a connector without a protocol", connected(p, "DecodeBenchConnector", ""), connected(d, "NixlConnector", "nixlv2"), fail, "by which no sidecar hands over", ""},
+		{"an encoder", connected(pd.RoleEncode, "", ""), connected(d, "NixlConnector", "nixlv2"), ok, "NixlConnector", ""},
 		{"none", connected(p, "", ""), connected(d, "NixlConnector", "nixlv2"), fail, "prefill: its metrics page has no metrics of a NIXL connector", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
