@@ -62,6 +62,7 @@ const (
 type File struct {
 	ID, Tenant, Purpose, Name string
 	Bytes, Created, Expires   int64
+	Lines                     int64 // of an uploaded file, blank ones too
 }
 
 // Part is a piece of a file's content. A file is the concatenation of its parts.
@@ -80,7 +81,7 @@ type Batch struct {
 	Counts                           Counts
 	Metadata                         map[string]string // nil: none
 	Problems                         []Problem         // why it failed
-	OutputExpires                    int64             // seconds after which output files expire; 0: never
+	OutputExpires                    int64             // seconds after which output and error files expire; 0: never
 }
 
 // Times are Unix milliseconds; 0 means that it has not happened.

@@ -13,9 +13,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/api"
 	"github.com/tandem-serving/tandem/batch/blob"
 	"github.com/tandem-serving/tandem/batch/store"
@@ -391,5 +393,73 @@ func TestTenants(t *testing.T) {
 		if status, _ := s.do(r); status != c.want {
 			t.Errorf("Authorization %q: status %d, want %d", c.authorization, status, c.want)
 		}
+	}
+}
+
+// A tenant that would exceed its quota is told not to try again. Others are not affected.
+func TestQuotas(t *testing.T) {
+	s := serve(t, api.Config{Quota: batch.Amounts{Bytes: 10, Batches: 1, Lines: 3}})
+	file := s.upload("a", "{}\n{}")
+	status, got := s.form("a", field{"purpose", "batch", ""}, field{"file", "{}\n{}\n", "in.jsonl"})
+	mustExceed(t, status, got, "10 bytes of files, of which 5 are used")
+	if kept := s.blobCount(); kept != 1 {
+		t.Errorf("%d files are stored, want one", kept)
+	}
+	body := `{"input_file_id":"` + file + `","endpoint":"/v1/embeddings","completion_window":"24h"}`
+	if status, got := s.json("POST", "/v1/batches", "a", body); status != 200 {
+		t.Fatal(status, got)
+	}
+	status, got = s.json("POST", "/v1/batches", "a", body)
+	mustExceed(t, status, got, "1 unfinished batches, of which 1 are used")
+
+	many := s.upload("b", "1\n2\n3\n4")
+	status, got = s.json("POST", "/v1/batches", "b", strings.Replace(body, file, many, 1))
+	mustExceed(t, status, got, "3 unfinished lines, of which 0 are used")
+
+	response, err := http.DefaultClient.Post(s.url+"/v1/batches", "application/json", strings.NewReader(`{"input_file_id":"`+s.upload("", "\n\n\n\n")+`","endpoint":"/v1/embeddings","completion_window":"24h"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != 429 || response.Header.Get("X-Should-Retry") != "false" {
+		t.Errorf("%d, X-Should-Retry: %q", response.StatusCode, response.Header.Get("X-Should-Retry"))
+	}
+}
+
+func mustExceed(t *testing.T, status int, object map[string]any, text string) {
+	t.Helper()
+	e, _ := object["error"].(map[string]any)
+	if message, _ := e["message"].(string); status != 429 || e["type"] != "insufficient_quota" || e["code"] != "insufficient_quota" || !strings.Contains(message, text) {
+		t.Errorf("%d %v, want a refusal with %q", status, object, text)
+	}
+}
+
+// Files of which the client has not said when they expire do so after the retention time.
+func TestRetention(t *testing.T) {
+	s := serve(t, api.Config{Retention: 48 * time.Hour})
+	for _, c := range []struct {
+		name   string
+		fields []field
+		want   float64
+	}{
+		{"by default", nil, 48 * 3600},
+		{"as the client says", []field{{"expires_after[anchor]", "created_at", ""}, {"expires_after[seconds]", "7200", ""}}, 7200},
+	} {
+		status, f := s.form("a", append(c.fields, field{"purpose", "batch", ""}, field{"file", "{}", "in.jsonl"})...)
+		if status != 200 {
+			t.Fatal(status, f)
+		}
+		if got := f["expires_at"].(float64) - f["created_at"].(float64); got != c.want {
+			t.Errorf("%s: it expires after %v s, want %v", c.name, got, c.want)
+		}
+	}
+	body := `{"input_file_id":"` + s.upload("a", "{}") + `","endpoint":"/v1/embeddings","completion_window":"24h"}`
+	status, made := s.json("POST", "/v1/batches", "a", body)
+	if status != 200 {
+		t.Fatal(status, made)
+	}
+	open, err := s.store.OpenBatches(t.Context(), 0)
+	if err != nil || len(open) != 1 || open[0].OutputExpires != 48*3600 {
+		t.Errorf("%+v, %v: its output must expire after the retention time", open, err)
 	}
 }

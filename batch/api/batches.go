@@ -111,6 +111,7 @@ func (s *Server) createBatch(w http.ResponseWriter, r *http.Request, tenant stri
 	b := batch.Batch{ID: batch.NewID("batch_"), Tenant: tenant, Endpoint: c.Endpoint, InputFile: c.InputFileID, Window: c.CompletionWindow, Status: batch.Validating, Metadata: c.Metadata}
 	b.Times.Created = now()
 	b.Times.Expires = b.Times.Created + window.Milliseconds()
+	b.OutputExpires = int64(s.cfg.Retention.Seconds())
 	if c.OutputExpires != nil {
 		b.OutputExpires = c.OutputExpires.Seconds
 	}
@@ -119,7 +120,7 @@ func (s *Server) createBatch(w http.ResponseWriter, r *http.Request, tenant stri
 		return invalid("input_file_id", "The file has the purpose %s; the input of a batch must have the purpose %s.", file.Purpose, batch.PurposeInput)
 	}
 	if err == nil {
-		err = s.store.AddBatch(r.Context(), b)
+		err = s.store.AddBatch(r.Context(), b, s.cfg.Quota)
 	}
 	if errors.Is(err, batch.ErrNotFound) {
 		return invalid("input_file_id", "No such File object: %s", strconv.QuoteToASCII(clip(c.InputFileID)))

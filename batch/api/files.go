@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,7 @@ func toFile(f batch.File) fileObject {
 type form struct {
 	purpose, name, anchor, expires string
 	found                          bool // the file
+	lines                          int64
 }
 
 // upload serves POST /v1/files: a form with the fields purpose and file, in any order.
@@ -55,17 +57,21 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request, tenant string) e
 	if err != nil {
 		return invalid("file", "The request is not a form (Content-Type: multipart/form-data) with the fields purpose and file.")
 	}
+	used, err := s.store.Usage(r.Context(), tenant)
+	if err != nil {
+		return err
+	}
 	content, err := s.blobs.Create(r.Context())
 	if err != nil {
 		return err
 	}
 	defer content.Abort()
-	f, err := s.readForm(parts, content)
+	f, err := s.readForm(parts, &intake{to: content, most: s.cfg.MaxFile, used: used, quota: s.cfg.Quota})
 	if err != nil {
 		return err
 	}
-	file := batch.File{ID: batch.NewID("file-"), Tenant: tenant, Purpose: f.purpose, Name: f.name, Created: now()}
-	if file.Expires, err = f.expiry(file.Created); err != nil {
+	file := batch.File{ID: batch.NewID("file-"), Tenant: tenant, Purpose: f.purpose, Name: f.name, Lines: f.lines, Created: now()}
+	if file.Expires, err = f.expiry(file.Created, s.cfg.Retention); err != nil {
 		return err
 	}
 	part, err := content.Commit()
@@ -73,7 +79,7 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request, tenant string) e
 		return err
 	}
 	file.Bytes = part.Bytes
-	if err := s.store.AddFile(r.Context(), file, part); err != nil {
+	if err := s.store.AddFile(r.Context(), file, s.cfg.Quota, part); err != nil {
 		s.discard(context.WithoutCancel(r.Context()), part)
 		return err
 	}
@@ -90,7 +96,7 @@ func (s *Server) discard(ctx context.Context, content batch.Part) {
 }
 
 // readForm reads the whole form, and writes the file to content.
-func (s *Server) readForm(parts *multipart.Reader, content io.Writer) (f form, err error) {
+func (s *Server) readForm(parts *multipart.Reader, content *intake) (f form, err error) {
 	for {
 		part, err := parts.NextPart()
 		if errors.Is(err, io.EOF) {
@@ -107,9 +113,10 @@ func (s *Server) readForm(parts *multipart.Reader, content io.Writer) (f form, e
 			if f.found, f.name = true, part.FileName(); f.name == "" || len(f.name) > maxName {
 				return f, invalid("file", "The file has a name of %d bytes; it must have 1 to %d.", len(f.name), maxName)
 			}
-			if err := s.copyFile(content, part); err != nil {
+			if err := content.copy(part); err != nil {
 				return f, err
 			}
+			f.lines = content.lines
 		case "purpose", "expires_after[anchor]", "expires_after[seconds]":
 			value, err := field(part)
 			if err != nil {
@@ -131,17 +138,43 @@ func (s *Server) readForm(parts *multipart.Reader, content io.Writer) (f form, e
 	return f, nil
 }
 
-// copyFile copies the file of a form, within the limit.
-func (s *Server) copyFile(to io.Writer, from io.Reader) error {
-	source := &countingReader{from: io.LimitReader(from, s.cfg.MaxFile+1)}
-	n, err := io.CopyBuffer(onlyWriter{to}, source, make([]byte, copyBuffer))
+// intake is where the file of a form goes, with the limits of its size.
+type intake struct {
+	to          io.Writer
+	most        int64         // bytes
+	used, quota batch.Amounts // of the tenant
+
+	bytes, lines int64
+	broken       bool // the last line has no end
+}
+
+// Write counts, and ends an upload that no longer fits into the quota: it must not fill the disk.
+func (i *intake) Write(text []byte) (int, error) {
+	i.bytes += int64(len(text))
+	if err := i.quota.Allow(i.used, batch.Amounts{Bytes: i.bytes}); err != nil {
+		return 0, err
+	}
+	if len(text) > 0 {
+		i.lines += int64(bytes.Count(text, []byte("\n")))
+		i.broken = text[len(text)-1] != '\n'
+	}
+	return i.to.Write(text)
+}
+
+// copy copies the file of a form.
+func (i *intake) copy(from io.Reader) error {
+	source := &countingReader{from: io.LimitReader(from, i.most+1)}
+	n, err := io.CopyBuffer(onlyWriter{i}, source, make([]byte, copyBuffer))
+	if i.broken {
+		i.lines++
+	}
 	switch {
 	case source.err != nil:
 		return invalid("file", "The upload breaks off after %d bytes: %v.", n, source.err)
 	case err != nil:
 		return fmt.Errorf("storing an upload: %w", err)
-	case n > s.cfg.MaxFile:
-		return &refusal{status: http.StatusRequestEntityTooLarge, param: "file", code: "file_too_large", message: fmt.Sprintf("The file has more than %d bytes: split it.", s.cfg.MaxFile)}
+	case n > i.most:
+		return &refusal{status: http.StatusRequestEntityTooLarge, param: "file", code: "file_too_large", message: fmt.Sprintf("The file has more than %d bytes: split it.", i.most)}
 	case n == 0:
 		return invalid("file", "The file is empty.")
 	}
@@ -176,10 +209,13 @@ func field(part io.Reader) (string, error) {
 	return string(value), nil
 }
 
-// expiry returns when the file is to be deleted; 0: never.
-func (f form) expiry(created int64) (int64, error) {
+// expiry returns when the file is to be deleted, after retention if the form does not say; 0: never.
+func (f form) expiry(created int64, retention time.Duration) (int64, error) {
 	if f.anchor == "" && f.expires == "" {
-		return 0, nil
+		if retention == 0 {
+			return 0, nil
+		}
+		return created + retention.Milliseconds(), nil
 	}
 	if f.anchor != "created_at" {
 		return 0, invalid("expires_after", "expires_after[anchor] is %s; it must be created_at.", strconv.QuoteToASCII(clip(f.anchor)))

@@ -24,9 +24,11 @@ import (
 
 // Config is what a Server needs to know.
 type Config struct {
-	MaxFile      int64  // bytes of an uploaded file
-	TenantHeader string // names the tenant; "": the API key does
-	Changed      func() // is called when there is work
+	MaxFile      int64         // bytes of an uploaded file
+	TenantHeader string        // names the tenant; "": the API key does
+	Quota        batch.Amounts // of each tenant
+	Retention    time.Duration // after which files expire of which the client has not said when; 0: never
+	Changed      func()        // is called when there is work
 }
 
 // Server serves the API. It is safe for concurrent use.
@@ -116,6 +118,7 @@ func (s *Server) tenant(r *http.Request) (string, error) {
 type refusal struct {
 	status               int
 	message, param, code string
+	kind                 string // "": by the status
 }
 
 func (r *refusal) Error() string { return r.message }
@@ -127,8 +130,14 @@ func invalid(param, format string, args ...any) error {
 // refuse answers with an error. What is not the client's fault is logged.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	var known *refusal
+	var over *batch.QuotaError
 	switch {
 	case errors.As(err, &known):
+	case errors.As(err, &over):
+		// OpenAI's clients try a 429 again unless told that this does not help.
+		w.Header().Set("X-Should-Retry", "false")
+		known = &refusal{status: http.StatusTooManyRequests, kind: "insufficient_quota", code: "insufficient_quota",
+			message: fmt.Sprintf("This would exceed your quota of %d %s, of which %d are used. Delete files, or wait until batches have ended.", over.Quota, over.What, over.Used)}
 	case r.Context().Err() != nil:
 		return // the client has gone
 	case errors.Is(err, syscall.ENOSPC), store.IsFull(err):
@@ -138,9 +147,13 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		s.log.Error("serving the API", "method", r.Method, "error", err)
 		known = &refusal{status: http.StatusInternalServerError, message: "The server could not do this. Try again later."}
 	}
-	kind := "invalid_request_error"
-	if known.status >= 500 {
+	kind := known.kind
+	switch {
+	case kind != "":
+	case known.status >= 500:
 		kind = "server_error"
+	default:
+		kind = "invalid_request_error"
 	}
 	body := struct {
 		Error struct {

@@ -29,17 +29,30 @@ func scanBatch(row interface{ Scan(...any) error }, more ...any) (b batch.Batch,
 	return b, nil
 }
 
-// AddBatch stores a batch whose input file is to be validated. The error is batch.ErrNotFound if the tenant has no such file.
-func (s *Store) AddBatch(ctx context.Context, b batch.Batch) error {
+// AddBatch stores a batch whose input file is to be validated. The error is batch.ErrNotFound if the tenant has no such file, and a
+// *batch.QuotaError if it would have more than quota allows.
+func (s *Store) AddBatch(ctx context.Context, b batch.Batch, quota batch.Amounts) error {
 	metadata, err := json.Marshal(b.Metadata)
 	if err != nil {
 		return fmt.Errorf("storing batch %s: %w", b.ID, err)
 	}
-	result, err := s.db.ExecContext(ctx, `INSERT INTO batches (`+batchColumns+`, open_chunks, epoch, lease)
-		SELECT $1, $2, $3, '', $4, '', '', $5, 'validating', $6, 0, $7, 0, 0, 0, 0, 0, 0, 0, 0, 0, $8, 'null', $9, 0, 0, 0
-		WHERE EXISTS (SELECT 1 FROM files WHERE id = $4 AND tenant = $2)`,
-		b.ID, b.Tenant, b.Endpoint, b.InputFile, b.Window, b.Times.Created, b.Times.Expires, string(metadata), b.OutputExpires)
-	if err := changed(result, err, batch.ErrNotFound); err != nil {
+	err = s.transact(ctx, func(tx *sql.Tx) error {
+		// The row of the file is locked by PostgreSQL, so that the file is not deleted meanwhile.
+		var added batch.Amounts
+		err := tx.QueryRowContext(ctx, `UPDATE files SET id = id WHERE id = $1 AND tenant = $2 RETURNING lines`, b.InputFile, b.Tenant).Scan(&added.Lines)
+		if err != nil {
+			return noRows(err)
+		}
+		added.Batches = 1
+		if err := withinQuota(ctx, tx, b.Tenant, quota, added); err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, `INSERT INTO batches (`+batchColumns+`, open_chunks, epoch, lease)
+			VALUES ($1, $2, $3, '', $4, '', '', $5, 'validating', $6, 0, $7, 0, 0, 0, 0, 0, 0, 0, 0, 0, $8, 'null', $9, 0, 0, 0)`,
+			b.ID, b.Tenant, b.Endpoint, b.InputFile, b.Window, b.Times.Created, b.Times.Expires, string(metadata), b.OutputExpires)
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("storing batch %s: %w", b.ID, err)
 	}
 	return nil
@@ -115,4 +128,14 @@ func (s *Store) Count(ctx context.Context) (map[batch.Status]int, error) {
 		counts[status] = n
 	}
 	return counts, rows.Err()
+}
+
+// DeleteBatches deletes batches that ended before a time, and whose output and error files are deleted. It returns how many.
+func (s *Store) DeleteBatches(ctx context.Context, before int64) (int64, error) {
+	result, err := s.db.ExecContext(ctx, `DELETE FROM batches WHERE status IN ('failed', 'completed', 'expired', 'cancelled') AND failed + completed + expired + cancelled < $1
+		AND NOT EXISTS (SELECT 1 FROM files WHERE id = batches.output OR id = batches.error_file)`, before)
+	if err != nil {
+		return 0, fmt.Errorf("deleting old batches: %w", err)
+	}
+	return result.RowsAffected()
 }

@@ -8,16 +8,21 @@ import (
 	"github.com/tandem-serving/tandem/batch"
 )
 
-const fileColumns = `id, tenant, purpose, name, bytes, created, expires`
+const fileColumns = `id, tenant, purpose, name, bytes, lines, created, expires`
 
 func scanFile(row interface{ Scan(...any) error }) (f batch.File, err error) {
-	err = row.Scan(&f.ID, &f.Tenant, &f.Purpose, &f.Name, &f.Bytes, &f.Created, &f.Expires)
+	err = row.Scan(&f.ID, &f.Tenant, &f.Purpose, &f.Name, &f.Bytes, &f.Lines, &f.Created, &f.Expires)
 	return f, noRows(err)
 }
 
-// AddFile stores a file that is made of parts.
-func (s *Store) AddFile(ctx context.Context, f batch.File, parts ...batch.Part) error {
-	err := s.transact(ctx, func(tx *sql.Tx) error { return addFile(ctx, tx, f, parts) })
+// AddFile stores a file that is made of parts. The error is a *batch.QuotaError if its tenant would have more than quota allows.
+func (s *Store) AddFile(ctx context.Context, f batch.File, quota batch.Amounts, parts ...batch.Part) error {
+	err := s.transact(ctx, func(tx *sql.Tx) error {
+		if err := withinQuota(ctx, tx, f.Tenant, quota, batch.Amounts{Bytes: f.Bytes}); err != nil {
+			return err
+		}
+		return addFile(ctx, tx, f, parts)
+	})
 	if err != nil {
 		return fmt.Errorf("storing file %s: %w", f.ID, err)
 	}
@@ -25,8 +30,8 @@ func (s *Store) AddFile(ctx context.Context, f batch.File, parts ...batch.Part) 
 }
 
 func addFile(ctx context.Context, tx *sql.Tx, f batch.File, parts []batch.Part) error {
-	_, err := tx.ExecContext(ctx, `INSERT INTO files (`+fileColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
-		f.ID, f.Tenant, f.Purpose, f.Name, f.Bytes, f.Created, f.Expires)
+	_, err := tx.ExecContext(ctx, `INSERT INTO files (`+fileColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
+		f.ID, f.Tenant, f.Purpose, f.Name, f.Bytes, f.Lines, f.Created, f.Expires)
 	for i := 0; err == nil && i < len(parts); i++ {
 		_, err = tx.ExecContext(ctx, `INSERT INTO parts (file, number, blob, bytes) VALUES ($1, $2, $3, $4)`, f.ID, i, parts[i].Blob, parts[i].Bytes)
 	}
@@ -93,7 +98,7 @@ func (s *Store) DeleteFile(ctx context.Context, tenant, id string) (parts []batc
 			return err
 		}
 		var users int
-		err := tx.QueryRowContext(ctx, `SELECT count(*) FROM batches WHERE input = $1 AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')`, id).Scan(&users)
+		err := tx.QueryRowContext(ctx, `SELECT count(*) FROM batches WHERE input = $1 AND status IN `+openStatuses, id).Scan(&users)
 		if err != nil {
 			return err
 		}
@@ -109,9 +114,11 @@ func (s *Store) DeleteFile(ctx context.Context, tenant, id string) (parts []batc
 	return parts, nil
 }
 
-// ExpiredFiles returns at most limit files whose time has passed.
+// ExpiredFiles returns at most limit files whose time has passed, those that expired first. Input files of batches that have not ended are not
+// among them.
 func (s *Store) ExpiredFiles(ctx context.Context, now int64, limit int) (files []batch.File, err error) {
-	rows, err := s.db.QueryContext(ctx, `SELECT `+fileColumns+` FROM files WHERE expires > 0 AND expires <= $1 LIMIT $2`, now, limit)
+	rows, err := s.db.QueryContext(ctx, `SELECT `+fileColumns+` FROM files WHERE expires > 0 AND expires <= $1
+		AND NOT EXISTS (SELECT 1 FROM batches WHERE input = files.id AND status IN `+openStatuses+`) ORDER BY expires, id LIMIT $2`, now, limit)
 	if err != nil {
 		return nil, fmt.Errorf("listing expired files: %w", err)
 	}

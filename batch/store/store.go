@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"database/sql"
-	_ "embed"
 	"errors"
 	"fmt"
 	"os"
@@ -19,9 +18,6 @@ var ErrLost = errors.New("the lease was lost")
 
 // Store is a database of files and batches. It is safe for concurrent use.
 type Store struct{ db *sql.DB }
-
-//go:embed schema.sql
-var schema string
 
 // connections is how many statements run at a time. SQLite writes with one; the others read.
 const connections = 4
@@ -45,11 +41,12 @@ func OpenSQLite(ctx context.Context, file string) (*Store, error) {
 	}
 	db.SetMaxOpenConns(connections)
 	db.SetMaxIdleConns(connections)
-	if _, err := db.ExecContext(ctx, schema); err != nil {
+	s := &Store{db}
+	if err := s.migrate(ctx); err != nil {
 		_ = db.Close()
 		return nil, fmt.Errorf("opening the database %s: %w", file, err)
 	}
-	return &Store{db}, nil
+	return s, nil
 }
 
 // escapePath escapes what has a meaning in a URI of SQLite.

@@ -50,10 +50,10 @@ func mustDo(t *testing.T, errs ...error) {
 // addBatch stores an input file and a batch of it, which expires at 1000.
 func addBatch(t *testing.T, s *store.Store, id string) batch.Batch {
 	t.Helper()
-	f := batch.File{ID: "file-" + id, Tenant: "t", Purpose: batch.PurposeInput, Name: "in.jsonl", Bytes: 30, Created: 1}
+	f := batch.File{ID: "file-" + id, Tenant: "t", Purpose: batch.PurposeInput, Name: "in.jsonl", Bytes: 30, Lines: 3, Created: 1}
 	b := batch.Batch{ID: id, Tenant: "t", Endpoint: "/v1/embeddings", InputFile: f.ID, Window: "24h", Metadata: map[string]string{"a": "b"}}
 	b.Times.Created, b.Times.Expires = 2, 1000
-	mustDo(t, s.AddFile(t.Context(), f, batch.Part{Blob: "in", Bytes: 30}), s.AddBatch(t.Context(), b))
+	mustDo(t, s.AddFile(t.Context(), f, batch.Amounts{}, batch.Part{Blob: "in", Bytes: 30}), s.AddBatch(t.Context(), b, batch.Amounts{}))
 	return b
 }
 
@@ -259,11 +259,16 @@ func TestFiles(t *testing.T) {
 		t.Error("the blob is still used")
 	}
 	b := batch.Batch{ID: "c", Tenant: "t", InputFile: "file-b"}
-	if err := s.AddBatch(ctx, b); !errors.Is(err, batch.ErrNotFound) {
+	if err := s.AddBatch(ctx, b, batch.Amounts{}); !errors.Is(err, batch.ErrNotFound) {
 		t.Errorf("a batch of a deleted file: %v", err)
 	}
-	mustDo(t, s.AddFile(ctx, batch.File{ID: "short", Tenant: "t", Expires: 10}))
-	for now, want := range map[int64]int{9: 0, 10: 1} {
+	mustDo(t, s.AddFile(ctx, batch.File{ID: "short", Tenant: "t", Expires: 10}, batch.Amounts{}))
+	mustDo(t, s.AddFile(ctx, batch.File{ID: "shorter", Tenant: "t", Expires: 9}, batch.Amounts{}), s.AddFile(ctx, batch.File{ID: "input", Tenant: "t", Expires: 1}, batch.Amounts{}),
+		s.AddBatch(ctx, batch.Batch{ID: "open", Tenant: "t", InputFile: "input"}, batch.Amounts{}))
+	if found := must[[]batch.File](t)(s.ExpiredFiles(ctx, 10, 1)); len(found) != 1 || found[0].ID != "shorter" {
+		t.Errorf("first expires %v, want shorter: the input of an open batch does not count", found)
+	}
+	for now, want := range map[int64]int{8: 0, 9: 1, 10: 2} {
 		if found := must[[]batch.File](t)(s.ExpiredFiles(ctx, now, 5)); len(found) != want {
 			t.Errorf("%d files have expired at %d", len(found), now)
 		}
@@ -281,7 +286,7 @@ func TestPages(t *testing.T) {
 		if i == 3 {
 			purpose = "batch_output"
 		}
-		mustDo(t, s.AddFile(ctx, batch.File{ID: id, Tenant: "t", Purpose: purpose, Created: int64(i / 3)}), s.AddFile(ctx, batch.File{ID: "other" + id, Tenant: "u"}))
+		mustDo(t, s.AddFile(ctx, batch.File{ID: id, Tenant: "t", Purpose: purpose, Created: int64(i / 3)}, batch.Amounts{}), s.AddFile(ctx, batch.File{ID: "other" + id, Tenant: "u"}, batch.Amounts{}))
 	}
 	for _, old := range []bool{true, false} {
 		var got []string
@@ -323,7 +328,7 @@ func BenchmarkSave(b *testing.B) {
 	defer s.Close()
 	text := []byte(strings.Repeat("x", 600))
 	bt := batch.Batch{ID: "b", InputFile: "f"}
-	if err := errors.Join(s.AddFile(b.Context(), batch.File{ID: "f"}), s.AddBatch(b.Context(), bt)); err != nil {
+	if err := errors.Join(s.AddFile(b.Context(), batch.File{ID: "f"}, batch.Amounts{}), s.AddBatch(b.Context(), bt, batch.Amounts{})); err != nil {
 		b.Fatal(err)
 	}
 	epoch, err := s.LeaseValidation(b.Context(), "b", 0, 1, 2)

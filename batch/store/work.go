@@ -58,7 +58,7 @@ func (s *Store) Recover(ctx context.Context) error {
 func (s *Store) OpenBatches(ctx context.Context, now int64) (open []Open, err error) {
 	rows, err := s.db.QueryContext(ctx, `SELECT `+batchColumns+`, open_chunks, epoch, lease,
 		(SELECT count(*) FROM chunks WHERE batch = id AND (state = 0 OR state = 1 AND lease <= $1)), (SELECT count(*) FROM chunks WHERE batch = id AND state = 1 AND lease > $1)
-		FROM batches WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling') ORDER BY created, id`, now)
+		FROM batches WHERE status IN `+openStatuses+` ORDER BY created, id`, now)
 	if err != nil {
 		return nil, fmt.Errorf("listing open batches: %w", err)
 	}

@@ -114,12 +114,17 @@ func (r running) stop() {
 	<-r.ended
 }
 
+func (b *bench) newWorker() *Worker {
+	w := New(Config{Upstream: b.to, MaxLines: 10_000, Drain: patience, Retention: time.Hour}, b.store, b.blobs, Telemetry{Log: slog.New(slog.NewTextHandler(b.t.Output(), nil)),
+		Metrics: prometheus.NewRegistry(), Tracer: noop.Tracer{}, Propagator: propagation.NewCompositeTextMapPropagator()})
+	w.firstPause = time.Millisecond
+	return w
+}
+
 // work runs a worker until the end of the test, or until it is stopped.
 func (b *bench) work() running {
 	b.t.Helper()
-	w := New(Config{Upstream: b.to, MaxLines: 10_000, Drain: patience}, b.store, b.blobs, Telemetry{Log: slog.New(slog.NewTextHandler(b.t.Output(), nil)),
-		Metrics: prometheus.NewRegistry(), Tracer: noop.Tracer{}, Propagator: propagation.NewCompositeTextMapPropagator()})
-	w.firstPause = time.Millisecond
+	w := b.newWorker()
 	ctx, cancel := context.WithCancel(context.Background())
 	r := running{w, cancel, make(chan struct{})}
 	go func() {
@@ -157,13 +162,13 @@ func (b *bench) create(content string, window time.Duration) string {
 	part, err := w.Commit()
 	f := batch.File{ID: batch.NewID("file-"), Tenant: "tenant", Purpose: batch.PurposeInput, Name: "in.jsonl", Bytes: part.Bytes}
 	if err == nil {
-		err = b.store.AddFile(b.t.Context(), f, part)
+		err = b.store.AddFile(b.t.Context(), f, batch.Amounts{}, part)
 	}
 	made := batch.Batch{ID: batch.NewID("batch_"), Tenant: "tenant", Endpoint: endpoint, InputFile: f.ID}
 	made.Times.Created = time.Now().UnixMilli()
 	made.Times.Expires = made.Times.Created + window.Milliseconds()
 	if err == nil {
-		err = b.store.AddBatch(b.t.Context(), made)
+		err = b.store.AddBatch(b.t.Context(), made, batch.Amounts{})
 	}
 	if err != nil {
 		b.t.Fatal(err)

@@ -20,9 +20,10 @@ import (
 
 // Config is what a Worker needs to know.
 type Config struct {
-	Upstream Upstream
-	MaxLines int64         // of an input file
-	Drain    time.Duration // in which requests in flight may end when the worker stops
+	Upstream  Upstream
+	MaxLines  int64         // of an input file
+	Drain     time.Duration // in which requests in flight may end when the worker stops
+	Retention time.Duration // after which ended batches are deleted; 0: never
 }
 
 // Telemetry is where a Worker reports. No field may be nil.
@@ -147,10 +148,14 @@ func (w *Worker) validateAll(ctx context.Context) {
 	}
 }
 
-// tidyEvery is how often expired files are deleted.
-const tidyEvery = time.Minute
+const (
+	// tidyEvery is how often expired files, and old batches, are deleted.
+	tidyEvery = time.Minute
+	// tidyRows is how many files are read at a time.
+	tidyRows = 100
+)
 
-// tidy deletes expired files now and then, until ctx ends.
+// tidy deletes expired files and old batches now and then, until ctx ends.
 func (w *Worker) tidy(ctx context.Context) {
 	ticker := time.NewTicker(tidyEvery)
 	defer ticker.Stop()
@@ -164,18 +169,39 @@ func (w *Worker) tidy(ctx context.Context) {
 	}
 }
 
-// deleteExpired deletes files whose time has passed. Input files of open batches wait for these to end.
+// deleteExpired deletes files whose time has passed, and then batches that ended before the retention time. Input files of open batches wait for
+// these to end.
 func (w *Worker) deleteExpired(ctx context.Context) error {
-	files, err := w.store.ExpiredFiles(ctx, w.now(), 1000)
-	for _, f := range files {
-		parts, deleteErr := w.store.DeleteFile(ctx, f.Tenant, f.ID)
-		if errors.Is(deleteErr, batch.ErrInUse) {
-			continue
+	for {
+		files, err := w.store.ExpiredFiles(ctx, w.now(), tidyRows)
+		for _, f := range files {
+			err = errors.Join(err, w.deleteFile(ctx, f))
 		}
-		err = errors.Join(err, deleteErr)
-		for _, part := range parts {
-			err = errors.Join(err, w.blobs.Delete(ctx, part.Blob))
+		if err != nil {
+			return err // what could not be deleted is read again the next time
 		}
+		if len(files) < tidyRows {
+			break
+		}
+	}
+	if w.cfg.Retention == 0 {
+		return nil
+	}
+	deleted, err := w.store.DeleteBatches(ctx, w.now()-w.cfg.Retention.Milliseconds())
+	if deleted > 0 {
+		w.log.Info("deleted old batches", "batches", deleted)
+	}
+	return err
+}
+
+// deleteFile deletes a file, unless a batch was made of it just now, or another worker has deleted it.
+func (w *Worker) deleteFile(ctx context.Context, f batch.File) error {
+	parts, err := w.store.DeleteFile(ctx, f.Tenant, f.ID)
+	if errors.Is(err, batch.ErrInUse) || errors.Is(err, batch.ErrNotFound) {
+		return nil
+	}
+	for _, part := range parts {
+		err = errors.Join(err, w.blobs.Delete(ctx, part.Blob))
 	}
 	return err
 }

@@ -381,3 +381,25 @@ func TestInvalidFile(t *testing.T) {
 		t.Errorf("%d requests were sent", n)
 	}
 }
+
+// More files than are read at a time expire together. Old batches follow, but not those that have not ended.
+func TestExpiredFilesAreDeleted(t *testing.T) {
+	b := newBench(t, echo)
+	for i := range tidyRows + 1 {
+		f := batch.File{ID: fmt.Sprint("f", i), Tenant: "tenant", Expires: 1}
+		if err := b.store.AddFile(t.Context(), f, batch.Amounts{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	id := b.create(lines(1), time.Hour)
+	if err := b.newWorker().deleteExpired(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	left, err := b.store.Files(t.Context(), "tenant", "", store.Page{Limit: 10})
+	if err != nil || len(left) != 1 {
+		t.Errorf("%d files are left, %v; want the one that does not expire", len(left), err)
+	}
+	if _, err := b.store.Batch(t.Context(), "tenant", id); err != nil {
+		t.Errorf("the open batch: %v", err)
+	}
+}

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/api"
 	"github.com/tandem-serving/tandem/batch/blob"
 	"github.com/tandem-serving/tandem/batch/store"
@@ -48,9 +49,18 @@ type listen struct {
 }
 
 type keep struct {
-	Data     string     `flag:"data" arg:"DIR" help:"directory of the database and of the contents of files; it is made if there is none, and belongs to one process"`
-	MaxFile  boot.Bytes `flag:"max-file" arg:"BYTES" help:"largest uploaded file; larger ones are refused with 413"`
-	MaxLines int64      `flag:"max-lines" arg:"LINES" help:"most requests of an input file; batches of larger ones fail"`
+	Data      string        `flag:"data" arg:"DIR" help:"directory of the database and of the contents of files; it is made if there is none, and belongs to one process"`
+	Retention time.Duration `flag:"retention" arg:"DURATION" help:"time after which files are deleted of which the client has not said when they expire, and after which ended batches are; 0 keeps them for ever"`
+	MaxFile   boot.Bytes    `flag:"max-file" arg:"BYTES" help:"largest uploaded file; larger ones are refused with 413"`
+	MaxLines  int64         `flag:"max-lines" arg:"LINES" help:"most requests of an input file; batches of larger ones fail"`
+
+	TenantBytes   boot.Bytes `flag:"tenant-max-bytes" arg:"BYTES" help:"quota of each tenant: bytes of its files; 0 means none"`
+	TenantBatches int64      `flag:"tenant-max-batches" arg:"BATCHES" help:"quota of each tenant: batches that have not ended; 0 means none"`
+	TenantLines   int64      `flag:"tenant-max-lines" arg:"LINES" help:"quota of each tenant: lines without a result, of batches that have not ended; 0 means none"`
+}
+
+func (k *keep) quota() batch.Amounts {
+	return batch.Amounts{Bytes: int64(k.TenantBytes), Batches: k.TenantBatches, Lines: k.TenantLines}
 }
 
 type upstream struct {
@@ -65,7 +75,7 @@ type upstream struct {
 func defaults() config {
 	return config{
 		Listen:   listen{Host: "127.0.0.1", Port: 8085, TLS: boot.DefaultHandshake(), Metrics: 9097},
-		Keep:     keep{MaxFile: 1 << 30, MaxLines: 1_000_000},
+		Keep:     keep{Retention: 30 * 24 * time.Hour, MaxFile: 1 << 30, MaxLines: 1_000_000},
 		Upstream: upstream{Objective: "batch", InFlight: 256, Timeout: 10 * time.Minute, Drain: 20 * time.Second},
 	}
 }
@@ -80,6 +90,9 @@ func (c *config) Validate(p *boot.Problems) {
 		p.Require(err == nil, "cert-path", "%w", err)
 	}
 	p.Require(c.Keep.Data != "", "data", "is missing: name a directory on a durable disk")
+	p.Require(c.Keep.Retention == 0 || c.Keep.Retention >= time.Hour, "retention", "must be an hour at least, or 0")
+	p.Require(c.Keep.TenantBatches >= 0, "tenant-max-batches", "must not be negative")
+	p.Require(c.Keep.TenantLines >= 0, "tenant-max-lines", "must not be negative")
 	p.Require(c.Keep.MaxFile > 0, "max-file", "must be positive")
 	p.Require(c.Keep.MaxLines > 0, "max-lines", "must be positive")
 	if _, err := c.Upstream.address(); err != nil {
@@ -145,9 +158,9 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	if err != nil {
 		return err
 	}
-	works := worker.New(worker.Config{Upstream: to, MaxLines: cfg.Keep.MaxLines, Drain: cfg.Upstream.Drain}, data.store, data.blobs,
+	works := worker.New(worker.Config{Upstream: to, MaxLines: cfg.Keep.MaxLines, Drain: cfg.Upstream.Drain, Retention: cfg.Keep.Retention}, data.store, data.blobs,
 		worker.Telemetry{Log: log, Metrics: metrics, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/batch/worker"), Propagator: telemetry.Propagator})
-	serves := api.New(api.Config{MaxFile: int64(cfg.Keep.MaxFile), TenantHeader: cfg.Listen.TenantHeader, Changed: works.Wake}, data.store, data.blobs, log)
+	serves := api.New(api.Config{MaxFile: int64(cfg.Keep.MaxFile), TenantHeader: cfg.Listen.TenantHeader, Quota: cfg.Keep.quota(), Retention: cfg.Keep.Retention, Changed: works.Wake}, data.store, data.blobs, log)
 	scrapes, err := cfg.Listen.MetricsTLS.Config(log)
 	if err != nil {
 		return err

@@ -31,18 +31,19 @@ var (
 )
 
 // start starts a batch server on a data directory.
-func start(t *testing.T, data, upstream string) harness.Program {
+func start(t *testing.T, data, upstream string, flags ...string) harness.Program {
 	t.Helper()
-	return harness.Start(t, program(data, upstream))
+	return harness.Start(t, program(data, upstream, flags...))
 }
 
-func program(data, upstream string) stack.Program {
+func program(data, upstream string, flags ...string) stack.Program {
 	return stack.Program{Name: "batch", Path: filepath.Join(harness.BinDir, "batch"),
-		Args: []string{"--data=" + data, "--upstream=" + upstream, "--port=0", "--metrics-port=0"}}
+		Args: append([]string{"--data=" + data, "--upstream=" + upstream, "--port=0", "--metrics-port=0"}, flags...)}
 }
 
-// TestOpenAIClient has the stock client do what testdata/openai_batch.py says, with a simulated engine behind the server.
-func TestOpenAIClient(t *testing.T) {
+// stockPython returns the Python that has OpenAI's client.
+func stockPython(t *testing.T) string {
+	t.Helper()
 	python, err := filepath.Abs(filepath.Join(harness.Root, ".tools", "clients", "bin", "python"))
 	if err != nil {
 		t.Fatal(err)
@@ -53,13 +54,34 @@ func TestOpenAIClient(t *testing.T) {
 		}
 		t.Skipf("%v (make .tools/clients fetches it)", err)
 	}
-	engine := harness.StartSim(t, "engine")
-	server := start(t, t.TempDir(), "http://"+engine.Addr)
-	run := exec.CommandContext(harness.Within(t), python, filepath.Join("testdata", "openai_batch.py"))
-	run.Env = append(os.Environ(), "OPENAI_BASE_URL=http://"+server.Addr("http")+"/v1", "OPENAI_API_KEY=team-a", "MODEL=tiny", "NO_PROXY=*", "PYTHONDONTWRITEBYTECODE=1")
+	return python
+}
+
+// runScript runs a script of testdata against a server.
+func runScript(t *testing.T, python, script, address string) {
+	t.Helper()
+	run := exec.CommandContext(harness.Within(t), python, filepath.Join("testdata", script))
+	run.Env = append(os.Environ(), "OPENAI_BASE_URL=http://"+address+"/v1", "OPENAI_API_KEY=team-a", "MODEL=tiny", "NO_PROXY=*", "PYTHONDONTWRITEBYTECODE=1")
 	if out, err := run.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+}
+
+// TestOpenAIClientQuota has the stock client exceed the quotas of the server: it does not try again.
+func TestOpenAIClientQuota(t *testing.T) {
+	python := stockPython(t)
+	// The upstream does not answer, so that batches do not end.
+	url, _ := instant(t, func(ctx context.Context) { <-ctx.Done() })
+	server := start(t, t.TempDir(), url, "--drain-timeout=0s", "--retention=48h", "--tenant-max-bytes=2KiB", "--tenant-max-batches=2", "--tenant-max-lines=8")
+	runScript(t, python, "openai_quota.py", server.Addr("http"))
+}
+
+// TestOpenAIClient has the stock client do what testdata/openai_batch.py says, with a simulated engine behind the server.
+func TestOpenAIClient(t *testing.T) {
+	python := stockPython(t)
+	engine := harness.StartSim(t, "engine")
+	server := start(t, t.TempDir(), "http://"+engine.Addr)
+	runScript(t, python, "openai_batch.py", server.Addr("http"))
 	runPage(t, python, server.Addr("http"))
 	if unanswered := harness.SumOf(t, server.Addr("metrics"), "tandem_batch_inflight"); unanswered != 0 {
 		t.Errorf("%v requests are in flight after the end of all batches", unanswered)
