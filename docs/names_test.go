@@ -359,7 +359,7 @@ func TestFlags(t *testing.T) {
 	}
 	flag := regexp.MustCompile(`--[a-z][a-z0-9-]*[a-z0-9]`)
 	for _, args := range [][]string{{"batch"}, {"epp"}, {"sidecar"}, {"keeper"}, {"sim"}, {"tandem", "up"}, {"tandem", "demo"}, {"tandem", "check"},
-		{"tandem", "explain"}, {"tandem", "doctor"}, {"tandem", "drain"}, {"tandem", "envoy-config"}, {"tandem", "gateway"}, {"tandem", "bench"}, {"tandem", "load"}, {"tandem", "replay"}, {"tandem", "shadow"}, {"tandem", "why"}} {
+		{"tandem", "explain"}, {"tandem", "doctor"}, {"tandem", "drain"}, {"tandem", "envoy-config"}, {"tandem", "gateway"}, {"tandem", "batch"}, {"tandem", "bench"}, {"tandem", "load"}, {"tandem", "replay"}, {"tandem", "shadow"}, {"tandem", "why"}} {
 		for _, found := range flag.FindAllString(run(t, "", program(t, args[0]), append(args[1:], "--help")...), -1) {
 			known[found] = true
 		}

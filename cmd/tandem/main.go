@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/tandem/batch"
 	"github.com/tandem-serving/tandem/cmd/tandem/bench"
 	"github.com/tandem-serving/tandem/cmd/tandem/check"
 	"github.com/tandem-serving/tandem/cmd/tandem/demo"
@@ -47,6 +48,7 @@ var commands = []command{
 	{"load", load.Summary, load.Run},
 	{"replay", replay.Summary, replay.Run},
 	{"advise", replay.AdviseSummary, replay.Advise},
+	{"batch", batch.Summary, batch.Run},
 	{"bench", bench.Summary, bench.Run},
 }
 

@@ -76,6 +76,40 @@ func TestOpenAIClientQuota(t *testing.T) {
 	runScript(t, python, "openai_quota.py", server.Addr("http"))
 }
 
+// TestCommand has tandem batch do the whole way, with a simulated engine behind the server.
+func TestCommand(t *testing.T) {
+	engine := harness.StartSim(t, "engine")
+	server := start(t, t.TempDir(), "http://"+engine.Addr)
+	dir := t.TempDir()
+	line := `{"custom_id":"1","method":"POST","url":"/v1/chat/completions","body":{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"Hello"}]}}` + "\n"
+	if err := os.WriteFile(filepath.Join(dir, "requests.jsonl"), []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tandem := func(args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(harness.Within(t), filepath.Join(harness.BinDir, "tandem"), append([]string{"batch", "--url=http://" + server.Addr("http")}, args...)...)
+		cmd.Dir = dir
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s%s", args, err, out, stderr.String())
+		}
+		return string(out)
+	}
+	id := strings.TrimSpace(tandem("submit", "requests.jsonl"))
+	if out := tandem("watch", id, "--interval=50ms"); out != id+" completed: 1 of 1 lines answered, 0 failed\n" {
+		t.Errorf("watch printed %q", out)
+	}
+	tandem("fetch", id)
+	if text, err := os.ReadFile(filepath.Join(dir, id+"_output.jsonl")); err != nil || !strings.Contains(string(text), `"custom_id":"1"`) {
+		t.Errorf("the output file is %q, %v", text, err)
+	}
+	if out := tandem("list"); !strings.Contains(out, id) {
+		t.Errorf("list printed %q", out)
+	}
+}
+
 // TestOpenAIClient has the stock client do what testdata/openai_batch.py says, with a simulated engine behind the server.
 func TestOpenAIClient(t *testing.T) {
 	python := stockPython(t)
