@@ -37,6 +37,7 @@ func TestEnvoyBootstrap(t *testing.T) {
 		"shared-storage": common,
 		"multi":          common,
 		"encoders":       append(slices.Clone(common), "--pool-tls", "--pool-ca=/etc/envoy-pool/ca.crt"),
+		"batch":          append(slices.Clone(common), "--cert-path=/etc/envoy-tls", "--cert-file=/etc/envoy/certificate.yaml", "--otlp=collector:4317", "--trace-ratio=0.1"),
 		"canary":         append(slices.Clone(common), "--canary=next-tandem-proxy.models.svc:80", "--canary-percent=2"),
 		"tls": append(slices.Clone(common), "--cert-path=/etc/envoy-tls", "--cert-file=/etc/envoy/certificate.yaml",
 			"--epp-ca=/etc/envoy-epp/ca.crt", "--epp-server-name=demo-tandem-epp.models.svc", "--pool-tls",

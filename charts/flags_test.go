@@ -13,7 +13,7 @@ import (
 const flagsFile = chart + "/flags.yaml"
 
 // flagPrograms are the programs whose flags values may set.
-var flagPrograms = []string{"epp", "sidecar", "sim"}
+var flagPrograms = []string{"batch", "epp", "sidecar", "sim"}
 
 // TestFlagsFile holds the chart's list of flags to what the programs accept.
 func TestFlagsFile(t *testing.T) {

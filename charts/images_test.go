@@ -42,7 +42,7 @@ func TestImagesAreBuilt(t *testing.T) {
 			}
 		}
 	}
-	if len(wanted) != 5 { // epp, sidecar, sidecar-nixl, sim, tandem
+	if len(wanted) != 6 { // batch, epp, sidecar, sidecar-nixl, sim, tandem
 		t.Errorf("the chart asks for %v", wanted)
 	}
 	for image := range wanted {

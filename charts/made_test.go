@@ -16,13 +16,13 @@ var flagName = regexp.MustCompile(`^--([a-z0-9-]+)`)
 
 // free are the flags that do no harm if given twice, and those that the cases give themselves.
 var free = []string{"log-format", "disable-uvicorn-access-log", "refresh-metrics-interval", "quantization",
-	"max-num-batched-tokens", "chunked-prefill-size"}
+	"max-num-batched-tokens", "chunked-prefill-size", "retention", "tenant-max-bytes"}
 
 // TestMadeFlags holds that a user's arguments cannot undo those that the chart makes: each of them, in whatever values made
 // it, is refused among the arguments of that container.
 func TestMadeFlags(t *testing.T) {
 	sets := map[string]string{"engine sim": "sim.args", "engine vllm": "prefill.args", "engine vllm with files": "prefill.args",
-		"engine sglang": "prefill.args", "sidecar": "sidecar.extraArgs", "epp": "epp.extraArgs"}
+		"engine sglang": "prefill.args", "sidecar": "sidecar.extraArgs", "epp": "epp.extraArgs", "batch": "batch.extraArgs"}
 	made := map[string]map[string]bool{}
 	for container := range sets {
 		made[container] = map[string]bool{}

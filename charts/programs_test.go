@@ -65,7 +65,7 @@ func data(t *testing.T, configMap *unstructured.Unstructured, key string) string
 }
 
 // programs are those of this repository, which the last part of an image names.
-var programs = []string{"epp", "sidecar", "sim", "tandem"}
+var programs = []string{"batch", "epp", "sidecar", "sim", "tandem"}
 
 // TestProgramsTakeTheirArguments returns every container's arguments, and those of every preStop hook, to the program itself,
 // with the files that would be mounted, to check.
@@ -181,7 +181,7 @@ func fill(t *testing.T, all objects, volume map[string]any) string {
 	}
 	if _, found := volume["secret"]; found {
 		files = certificate(t)
-		files["secret"], files["VLLM_API_KEY"] = "swordfish", "swordfish"
+		files["secret"], files["VLLM_API_KEY"], files["key"] = "swordfish", "swordfish", "swordfish"
 	}
 	if len(files) == 0 {
 		return ""

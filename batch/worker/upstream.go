@@ -3,6 +3,7 @@ package worker
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -28,10 +29,11 @@ import (
 // Upstream is the server that answers the requests of batches.
 type Upstream struct {
 	URL       *url.URL
-	Key       string        // sent as a bearer token; "": none
-	Objective string        // name of the InferenceObjective of batches; "": none
-	Timeout   time.Duration // of one request
-	InFlight  int           // most requests at a time
+	TLS       func() *tls.Config // of a new connection; nil: verified by the system's authorities
+	Key       string             // sent as a bearer token; "": none
+	Objective string             // name of the InferenceObjective of batches; "": none
+	Timeout   time.Duration      // of one request
+	InFlight  int                // most requests at a time
 }
 
 // maxAnswer is the largest answer in bytes. An embedding of 16,000 dimensions has 350 KB.
@@ -48,12 +50,17 @@ type sender struct {
 
 func newSender(to Upstream, t Telemetry) *sender {
 	dialer := &net.Dialer{Timeout: 10 * time.Second}
+	transport := &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: to.InFlight, IdleConnTimeout: time.Minute,
+		DisableCompression: true, TLSHandshakeTimeout: 10 * time.Second, ForceAttemptHTTP2: false}
+	if to.TLS != nil {
+		transport.DialTLSContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			return (&tls.Dialer{NetDialer: dialer, Config: to.TLS()}).DialContext(ctx, network, address)
+		}
+	}
 	return &sender{to: to, base: strings.TrimSuffix(strings.TrimSuffix(to.URL.String(), "/"), "/v1"), tracer: t.Tracer, propagator: t.Propagator,
 		http: &http.Client{
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-			Transport: &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: to.InFlight, IdleConnTimeout: time.Minute,
-				DisableCompression: true, TLSHandshakeTimeout: 10 * time.Second, ForceAttemptHTTP2: false},
-		}}
+			Transport:     transport}}
 }
 
 func (s *sender) close() { s.http.CloseIdleConnections() }

@@ -66,6 +66,7 @@ func (k *keep) quota() batch.Amounts {
 type upstream struct {
 	URL       string        `flag:"upstream" arg:"URL" help:"server that answers the requests, such as http://gateway:8080; a path /v1 at its end is left out"`
 	KeyFile   string        `flag:"upstream-key-file" arg:"FILE" help:"file with the API key that is sent to it; empty: none"`
+	CAFile    string        `flag:"upstream-ca-file" arg:"FILE" help:"certificate authorities of its certificate, read again when they change; empty: the system's"`
 	Objective string        `flag:"objective" arg:"NAME" help:"InferenceObjective that requests name to the picker; give it a negative priority, so that they yield to online traffic. Empty: none"`
 	InFlight  int           `flag:"max-inflight" arg:"REQUESTS" help:"most requests in flight; how many there are follows what the server can take"`
 	Timeout   time.Duration `flag:"request-timeout" arg:"DURATION" help:"longest time of one request"`
@@ -100,6 +101,9 @@ func (c *config) Validate(p *boot.Problems) {
 	}
 	if _, err := c.Upstream.key(); err != nil {
 		p.Add("upstream-key-file", "%w", err)
+	}
+	if _, err := boot.ClientTLS(boot.PeerTLS{CAFile: c.Upstream.CAFile}, slog.New(slog.DiscardHandler)); err != nil {
+		p.Add("upstream-ca-file", "%w", err)
 	}
 	p.Require(c.Upstream.InFlight > 0, "max-inflight", "must be positive")
 	p.Require(c.Upstream.Timeout > 0, "request-timeout", "must be positive")
@@ -154,7 +158,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	}
 	defer data.close()
 	metrics := boot.NewRegistry()
-	to, err := cfg.Upstream.worker()
+	to, err := cfg.Upstream.worker(log)
 	if err != nil {
 		return err
 	}
@@ -179,7 +183,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	return p.serve(ctx, std)
 }
 
-func (u *upstream) worker() (worker.Upstream, error) {
+func (u *upstream) worker(log *slog.Logger) (worker.Upstream, error) {
 	at, err := u.address()
 	if err != nil {
 		return worker.Upstream{}, boot.Configf("upstream: %w", err)
@@ -188,7 +192,11 @@ func (u *upstream) worker() (worker.Upstream, error) {
 	if err != nil {
 		return worker.Upstream{}, boot.Configf("upstream-key-file: %w", err)
 	}
-	return worker.Upstream{URL: at, Key: key, Objective: u.Objective, Timeout: u.Timeout, InFlight: u.InFlight}, nil
+	tlsOf, err := boot.ClientTLS(boot.PeerTLS{CAFile: u.CAFile}, log)
+	if err != nil {
+		return worker.Upstream{}, fmt.Errorf("upstream-ca-file: %w", err)
+	}
+	return worker.Upstream{URL: at, Key: key, TLS: tlsOf, Objective: u.Objective, Timeout: u.Timeout, InFlight: u.InFlight}, nil
 }
 
 func (l *listen) at(port int) string { return net.JoinHostPort(l.Host, strconv.Itoa(port)) }

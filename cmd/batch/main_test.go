@@ -2,10 +2,12 @@ package main
 
 import (
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -33,15 +35,15 @@ func TestUpstreamFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := cfg.Upstream.worker()
+	got, err := cfg.Upstream.worker(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got.URL.String() != "https://gateway:8443/v1" {
 		t.Errorf("URL %s", got.URL)
 	}
-	got.URL = nil
-	if want := (worker.Upstream{Key: "secret", Objective: "night", InFlight: 7, Timeout: 8 * time.Second}); got != want {
+	got.URL, got.TLS = nil, nil
+	if want := (worker.Upstream{Key: "secret", Objective: "night", InFlight: 7, Timeout: 8 * time.Second}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }

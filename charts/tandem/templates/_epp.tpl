@@ -150,11 +150,22 @@ dataLayer:
 {{- end -}}
 {{- end -}}
 
+{{/* The objectives of the values, and that of the batch server, as a YAML list. */}}
+{{- define "tandem.epp.objectives" -}}
+{{- $all := .Values.epp.objectives -}}
+{{- $names := list -}}
+{{- range $all }}{{ $names = append $names .name }}{{ end -}}
+{{- if and .Values.batch.enabled (not (has .Values.batch.objective $names)) -}}
+{{- $all = append $all (dict "name" .Values.batch.objective "priority" (int .Values.batch.priority)) -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end -}}
+
 {{/* Objectives and rewrites as Kubernetes objects, for the cluster or for the picker's file. */}}
 {{- define "tandem.epp.policy" -}}
 {{- $root := . -}}
 {{- $labels := include "tandem.labels" (dict "root" . "component" "epp") -}}
-{{- range .Values.epp.objectives }}
+{{- range include "tandem.epp.objectives" . | fromYamlArray }}
 ---
 apiVersion: llm-d.ai/v1alpha2
 kind: InferenceObjective
@@ -205,7 +216,7 @@ name: {{ include "tandem.fullname" . }}
 
 {{/* The policy is a file if the picker does not read it from the cluster. */}}
 {{- define "tandem.epp.policyFile" -}}
-{{- if and (eq (include "tandem.discovery" .) "selector") (or .Values.epp.objectives .Values.epp.rewrites) }}true{{ end -}}
+{{- if and (eq (include "tandem.discovery" .) "selector") (or (ne "[]" (include "tandem.epp.objectives" .)) .Values.epp.rewrites) }}true{{ end -}}
 {{- end -}}
 
 {{- define "tandem.epp.args" -}}

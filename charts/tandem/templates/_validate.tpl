@@ -16,7 +16,7 @@ else stumbles first.
 {{- end -}}
 {{- $problems := list -}}
 {{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism"
-      "memory" "length" "connector" "encoder" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
+      "memory" "length" "connector" "encoder" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "batch" "autoscaling" "mode" "tls" "monitoring" -}}
   {{- range $line := include (print "tandem.check." $check) $root | splitList "\n" -}}
     {{- with trim $line }}{{ $problems = append $problems (print "  - " .) }}{{ end -}}
   {{- end -}}
@@ -36,7 +36,8 @@ else stumbles first.
 {{- $engine := ternary .Values.sim.image .Values.engine.image (eq .Values.engine.type "sim") -}}
 {{- $sidecar := ternary .Values.sidecar.keeper.image .Values.sidecar.image .Values.sidecar.keeper.enabled -}}
 {{- $without := 0 -}}
-{{- range list $engine $sidecar .Values.epp.image .Values.tools.image -}}
+{{- $batch := ternary .Values.batch.image (dict "repository" "none") .Values.batch.enabled -}}
+{{- range list $engine $sidecar .Values.epp.image .Values.tools.image $batch -}}
   {{- if not .repository }}{{ $without = add1 $without }}{{ end -}}
 {{- end -}}
 {{- if and $without (not .Values.images.registry) }}
@@ -95,7 +96,7 @@ it to another one. */}}
       "llm-d.ai/inference-serving" "inference.networking.k8s.io/engine-type" -}}
 {{- $places := dict "commonLabels" .Values.commonLabels "prefill.podLabels" .Values.prefill.podLabels
       "decode.podLabels" .Values.decode.podLabels "epp.podLabels" .Values.epp.podLabels
-      "proxy.podLabels" .Values.proxy.podLabels "encode.podLabels" .Values.encode.podLabels -}}
+      "proxy.podLabels" .Values.proxy.podLabels "batch.podLabels" .Values.batch.podLabels "encode.podLabels" .Values.encode.podLabels -}}
 {{- range $where, $labels := $places -}}
   {{- range $key, $value := $labels -}}
     {{- if has $key $made }}
@@ -120,7 +121,7 @@ it to another one. */}}
 {{- $moving := list "latest" "nightly" "main" "master" "dev" "edge" -}}
 {{- $images := dict "engine.image" .Values.engine.image "sidecar.image" .Values.sidecar.image
       "sidecar.keeper.image" .Values.sidecar.keeper.image "epp.image" .Values.epp.image
-      "proxy.image" .Values.proxy.image "tools.image" .Values.tools.image "sim.image" .Values.sim.image
+      "proxy.image" .Values.proxy.image "tools.image" .Values.tools.image "batch.image" .Values.batch.image "sim.image" .Values.sim.image
       "images" (dict "tag" .Values.images.tag "digest" "") -}}
 {{- range $where, $image := $images -}}
   {{- if and (has $image.tag $moving) (not $image.digest) }}
@@ -589,6 +590,19 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
   {{- if and (has (toString $rollout.maxSurge) (list "0" "0%")) (has (toString $rollout.maxUnavailable) (list "0" "0%")) }}
 {{ printf (print "%s.rollout has neither a pod more nor one less, so that none could ever be replaced: set maxSurge or "
      "maxUnavailable to 1") $role }}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{- define "tandem.check.batch" -}}
+{{- if and .Values.batch.enabled (ne .Values.mode "standalone") (not .Values.batch.upstream) }}
+batch.upstream is empty, and a release of mode gateway has no Envoy of its own: give the URL of the gateway
+{{- end -}}
+{{- range .Values.epp.objectives -}}
+  {{- if and $.Values.batch.enabled (eq .name $.Values.batch.objective) (ge (int .priority) 0) }}
+{{ printf (print "epp.objectives gives %s the priority %v, and batch.objective names it: batches must have one below 0, or they do "
+     "not yield to other requests") .name .priority }}
   {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -168,6 +168,27 @@ check: it would start nothing
 version: it would start nothing
 {{- end -}}
 
+{{- define "tandem.made.batch" -}}
+host: the chart sets it
+port: the chart sets it
+metrics-port: the chart sets it
+metrics-cert-dir: the probes and monitors of the chart ask in plaintext
+metrics-client-ca-file: the probes and monitors of the chart ask in plaintext
+secure-serving: set batch.tlsSecret
+cert-path: set batch.tlsSecret
+tenant-header: set batch.tenantHeader
+data: set batch.storage
+upstream: set batch.upstream
+upstream-key-file: set batch.upstreamKeySecret
+upstream-ca-file: it follows from tls.proxySecret
+objective: set batch.objective
+drain-timeout: set drainSeconds
+log-level: set batch.logLevel
+config: a file could change all that the chart makes, so write its settings as flags
+check: it would start nothing
+version: it would start nothing
+{{- end -}}
+
 {{- define "tandem.made.epp" -}}
 host: the chart sets it
 grpc-port: the chart sets it
@@ -299,7 +320,7 @@ Without known the program may have flags that the chart does not know.
     {{- end -}}
   {{- end -}}
 {{- end -}}
-{{- range $program := list "sidecar" "epp" -}}
+{{- range $program := list "sidecar" "epp" "batch" -}}
   {{- include "tandem.argProblems" (dict "where" (print $program ".extraArgs") "args" (index $.Values $program).extraArgs
         "made" (include (print "tandem.made." $program) $ | fromYaml) "program" $program "known" (index $flags $program)) -}}
 {{- end -}}

@@ -1,0 +1,41 @@
+package worker
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"testing"
+
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace/noop"
+)
+
+// An upstream with a certificate of the operator's own is trusted by its authority only.
+func TestUpstreamTLS(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "{}") }))
+	defer server.Close()
+	at, err := url.Parse(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(server.Certificate())
+	for _, c := range []struct {
+		name string
+		tls  func() *tls.Config
+		want verdict
+	}{
+		{"its authority", func() *tls.Config { return &tls.Config{RootCAs: pool} }, final},
+		{"another authority", func() *tls.Config { return &tls.Config{RootCAs: x509.NewCertPool()} }, unreachable},
+		{"the system's authorities", nil, unreachable},
+	} {
+		s := newSender(Upstream{URL: at, Timeout: patience, InFlight: 1, TLS: c.tls}, Telemetry{Tracer: noop.Tracer{}, Propagator: propagation.NewCompositeTextMapPropagator()})
+		if a := s.send(t.Context(), request{id: "1", endpoint: endpoint, body: []byte("{}")}); a.verdict != c.want {
+			t.Errorf("%s: %s, want %s", c.name, a.verdict, c.want)
+		}
+		s.close()
+	}
+}
