@@ -77,7 +77,7 @@ var rules = []rule{
 	{"metric names", "users find our metrics by one prefix", checkMetricNames},
 	{"machine paths", "the repository works on every machine", checkMachinePaths},
 	{"binaries", "what is built is not kept, and cannot be reviewed", checkBinaries},
-	{"direct modules", "go.mod tells truly what we chose, and it stays under 26", checkModules},
+	{"direct modules", "go.mod tells truly what we chose, and it stays under 28", checkModules},
 	{"package map", "the map shows the packages that there are", checkMap},
 }
 
@@ -141,8 +141,8 @@ var importRules = []importRule{
 	{"replay/engine", nil, nil},
 	{"replay", []string{"replay/engine", "epp…", "pd…"}, nil},
 	{"batch", []string{"pd…"}, nil},
-	{"batch/blob", []string{"batch"}, nil},
-	{"batch/store", []string{"batch"}, nil},
+	{"batch/blob", []string{"batch"}, []string{"e2e/s3"}},
+	{"batch/store", []string{"batch"}, []string{"e2e/postgres"}},
 	{"batch/api", []string{"batch", "batch/store", "pd…"}, []string{"batch/blob"}},
 	{"batch/worker", []string{"batch", "batch/store", "pd…"}, []string{"batch/blob"}},
 	{"cmd/batch", []string{"cmd/internal…", "batch…", "pd…"}, anything},
@@ -462,9 +462,9 @@ func literal(e ast.Expr) string {
 	return ""
 }
 
-// maxModules is the bound of direct dependencies. The 25th is modernc.org/sqlite, the database of batch: a build without C, as ours is,
-// leaves no other.
-const maxModules = 26
+// maxModules is the bound of direct dependencies. The last three are those of batch: modernc.org/sqlite, since a build without C, as ours is,
+// leaves no other; pgx, the driver of PostgreSQL; and Go CDK, for buckets. Only the batch server links them.
+const maxModules = 28
 
 func checkModules(h house) (breaches []string) {
 	used := map[string]bool{}

@@ -107,7 +107,7 @@ func NewID(prefix string) string {
 	return prefix + strings.ToLower(base32.StdEncoding.EncodeToString(random[:]))
 }
 
-// Blobs is where the contents of files are. batch/blob has one in a directory.
+// Blobs is where the contents of files are. batch/blob has one in a directory, and one in a bucket.
 type Blobs interface {
 	Create(ctx context.Context) (BlobWriter, error)
 	// Open reads from an offset to the end. The error is ErrNotFound if there is no such blob.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/pd/body"
@@ -89,6 +90,9 @@ func (p *Parser) Parse(line []byte) (Line, *Problem) {
 	parsed.Body = line[content.Value.Start:content.Value.End]
 	if parsed.Model = text(wantModel, "body.model"); problem != nil {
 		return Line{}, problem
+	}
+	if strings.ContainsRune(parsed.Model, 0) { // no database has it in a text
+		return Line{}, &Problem{Code: "invalid_request", Param: "body.model", Message: "body.model has a NUL character."}
 	}
 	if m, found := p.scanner.Find(wantStream); found && m.Kind != body.False && m.Kind != body.Null {
 		return Line{}, &Problem{Code: "invalid_request", Param: "body.stream", Message: "Answers of batches cannot be streamed: leave body.stream out."}

@@ -181,7 +181,7 @@ func fill(t *testing.T, all objects, volume map[string]any) string {
 	}
 	if _, found := volume["secret"]; found {
 		files = certificate(t)
-		files["secret"], files["VLLM_API_KEY"], files["key"] = "swordfish", "swordfish", "swordfish"
+		files["secret"], files["VLLM_API_KEY"], files["key"], files["address"] = "swordfish", "swordfish", "swordfish", "swordfish"
 	}
 	if len(files) == 0 {
 		return ""

@@ -9,7 +9,9 @@ import (
 	"mime/multipart"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/batch"
 )
@@ -112,6 +114,9 @@ func (s *Server) readForm(parts *multipart.Reader, content *intake) (f form, err
 			}
 			if f.found, f.name = true, part.FileName(); f.name == "" || len(f.name) > maxName {
 				return f, invalid("file", "The file has a name of %d bytes; it must have 1 to %d.", len(f.name), maxName)
+			}
+			if !utf8.ValidString(f.name) || strings.ContainsRune(f.name, 0) {
+				return f, invalid("file", "The name of the file is not UTF-8 text.")
 			}
 			if err := content.copy(part); err != nil {
 				return f, err

@@ -88,7 +88,7 @@ func (s *Store) Batches(ctx context.Context, tenant string, p Page) (batches []b
 // closed their chunks. The error is batch.ErrNotFound, or batch.ErrEnded; cancelling twice is no error.
 func (s *Store) Cancel(ctx context.Context, tenant, id string, now int64) (b batch.Batch, err error) {
 	err = s.transact(ctx, func(tx *sql.Tx) error {
-		if b, err = scanBatch(tx.QueryRowContext(ctx, `SELECT `+batchColumns+` FROM batches WHERE id = $1 AND tenant = $2`, id, tenant)); err != nil {
+		if b, err = scanBatch(tx.QueryRowContext(ctx, `SELECT `+batchColumns+` FROM batches WHERE id = $1 AND tenant = $2`+s.lockRow, id, tenant)); err != nil {
 			return err
 		}
 		switch {

@@ -9,6 +9,6 @@
 // chunk runs, or in the segment of its finished chunk, which is a blob. The transaction that finishes the chunk names the segment and
 // deletes the rows. The output file of a batch is the list of its segments, and exists from the transaction that ends the batch on.
 //
-// The statements work on SQLite, with which [OpenSQLite] opens the embedded database, and on PostgreSQL. The package reads no clock:
-// callers pass the time, in Unix milliseconds. It knows no contents of files.
+// The statements work on SQLite, with which [OpenSQLite] opens the embedded database of one process, and on PostgreSQL, which [OpenPostgres]
+// opens and several processes share. The package reads no clock: callers pass the time, in Unix milliseconds. It knows no contents of files.
 package store

@@ -55,6 +55,9 @@ func (s *Store) Files(ctx context.Context, tenant, purpose string, p Page) (file
 		where = fmt.Sprintf(` AND purpose = $%d`, len(args))
 	}
 	rows, err := s.db.QueryContext(ctx, `SELECT `+fileColumns+` FROM files WHERE tenant = $1`+where+p.clause("files"), args...)
+	if postgresCode(err) == notText {
+		return nil, nil // there is no such purpose
+	}
 	if err != nil {
 		return nil, fmt.Errorf("listing files: %w", err)
 	}
@@ -90,7 +93,7 @@ func (s *Store) Parts(ctx context.Context, file string) (parts []batch.Part, err
 // batch.ErrInUse for the input file of a batch that has not ended.
 func (s *Store) DeleteFile(ctx context.Context, tenant, id string) (parts []batch.Part, err error) {
 	if parts, err = s.Parts(ctx, id); err != nil {
-		return nil, err
+		return nil, noRows(err)
 	}
 	err = s.transact(ctx, func(tx *sql.Tx) error {
 		// First, so that other tenants do not learn that the file is in use.

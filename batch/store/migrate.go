@@ -18,13 +18,18 @@ const schemaVersion = 2
 
 // migrate brings the tables to schemaVersion, each step in a transaction of its own. A database of a newer version is refused.
 func (s *Store) migrate(ctx context.Context) error {
-	// The first step can run on the tables of its own version, which have no row in schema_version.
-	if _, err := s.db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL PRIMARY KEY)`); err != nil {
-		return fmt.Errorf("reading the version of the tables: %w", err)
-	}
 	for {
 		var version int
 		err := s.transact(ctx, func(tx *sql.Tx) error {
+			if s.lockSchema != "" {
+				if _, err := tx.ExecContext(ctx, s.lockSchema); err != nil {
+					return err
+				}
+			}
+			// The first step can run on the tables of its own version, which have no row here.
+			if _, err := tx.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL PRIMARY KEY)`); err != nil {
+				return err
+			}
 			if err := tx.QueryRowContext(ctx, `SELECT coalesce(max(version), 0) FROM schema_version`).Scan(&version); err != nil || version >= schemaVersion {
 				return err
 			}

@@ -17,7 +17,17 @@ import (
 var ErrLost = errors.New("the lease was lost")
 
 // Store is a database of files and batches. It is safe for concurrent use.
-type Store struct{ db *sql.DB }
+type Store struct {
+	db *sql.DB
+	dialect
+}
+
+// dialect is how the statements of a database differ. SQLite has one writer at a time, which needs no locks of rows.
+type dialect struct {
+	lockSchema string // statement that has one process at a time change the tables; "": none
+	lockRow    string // end of a query of a row that the transaction changes
+	skipLocked string // likewise, of a row that no other transaction has locked
+}
 
 // connections is how many statements run at a time. SQLite writes with one; the others read.
 const connections = 4
@@ -41,7 +51,7 @@ func OpenSQLite(ctx context.Context, file string) (*Store, error) {
 	}
 	db.SetMaxOpenConns(connections)
 	db.SetMaxIdleConns(connections)
-	s := &Store{db}
+	s := &Store{db: db}
 	if err := s.migrate(ctx); err != nil {
 		_ = db.Close()
 		return nil, fmt.Errorf("opening the database %s: %w", file, err)
@@ -118,9 +128,9 @@ func (p Page) args(tenant string) []any {
 	return []any{tenant, p.Limit, p.After}
 }
 
-// noRows turns the driver's word for no row into batch.ErrNotFound.
+// noRows turns the driver's word for no row into batch.ErrNotFound, and that of PostgreSQL for an id that cannot exist.
 func noRows(err error) error {
-	if errors.Is(err, sql.ErrNoRows) {
+	if errors.Is(err, sql.ErrNoRows) || postgresCode(err) == notText {
 		return batch.ErrNotFound
 	}
 	return err
@@ -130,5 +140,5 @@ func noRows(err error) error {
 func IsFull(err error) bool {
 	const full = 13 // SQLITE_FULL
 	var failed *sqlite.Error
-	return errors.As(err, &failed) && failed.Code()&0xff == full
+	return errors.As(err, &failed) && failed.Code()&0xff == full || postgresCode(err) == diskFull
 }

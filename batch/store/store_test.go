@@ -12,13 +12,23 @@ import (
 
 	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/store"
+	"github.com/tandem-serving/tandem/e2e/postgres"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// database is the PostgreSQL on which the tests run, if TestPostgres runs them; nil: SQLite.
+var database *postgres.Server
+
 func open(t *testing.T) *store.Store {
 	t.Helper()
-	s, err := store.OpenSQLite(t.Context(), filepath.Join(t.TempDir(), "odd #name?.db"))
+	var s *store.Store
+	var err error
+	if database != nil {
+		s, err = store.OpenPostgres(t.Context(), database.Schema())
+	} else {
+		s, err = store.OpenSQLite(t.Context(), filepath.Join(t.TempDir(), "odd #name?.db"))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

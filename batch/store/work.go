@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tandem-serving/tandem/batch"
 )
@@ -141,7 +142,7 @@ func (s *Store) Lease(ctx context.Context, id string, now, until int64) (c Chunk
 	c.Batch = id
 	err = s.transact(ctx, func(tx *sql.Tx) error {
 		err := tx.QueryRowContext(ctx, `SELECT number, epoch, start, bytes, first, lines FROM chunks
-			WHERE batch = $1 AND (state = 0 OR state = 1 AND lease <= $2) ORDER BY number LIMIT 1`, id, now).Scan(&c.Number, &c.Epoch, &c.Start, &c.Bytes, &c.First, &c.Lines)
+			WHERE batch = $1 AND (state = 0 OR state = 1 AND lease <= $2) ORDER BY number LIMIT 1`+s.skipLocked, id, now).Scan(&c.Number, &c.Epoch, &c.Start, &c.Bytes, &c.First, &c.Lines)
 		if err != nil {
 			return noRows(err)
 		}
@@ -175,21 +176,25 @@ func (s *Store) Save(ctx context.Context, c Chunk, results []Result, ran batch.C
 	return status, nil
 }
 
+// insertRows is how many results one statement stores: a database across a network takes a round trip for each.
+const insertRows = 64
+
 func insertResults(ctx context.Context, tx *sql.Tx, c Chunk, results []Result) error {
-	if len(results) == 0 {
-		return nil
-	}
-	insert, err := tx.PrepareContext(ctx, `INSERT INTO results (batch, line, chunk, ok, content) VALUES ($1, $2, $3, $4, $5)`)
-	if err != nil {
-		return err
-	}
-	defer insert.Close()
-	for _, r := range results {
-		ok := 0
-		if r.OK {
-			ok = 1
+	for group := range slices.Chunk(results, insertRows) {
+		statement := []byte(`INSERT INTO results (batch, line, chunk, ok, content) VALUES `)
+		args := []any{c.Batch, c.Number}
+		for i, r := range group {
+			ok := 0
+			if r.OK {
+				ok = 1
+			}
+			if i > 0 {
+				statement = append(statement, ',')
+			}
+			statement = fmt.Appendf(statement, "($1, $%d, $2, $%d, $%d)", len(args)+1, len(args)+2, len(args)+3)
+			args = append(args, r.Line, ok, string(r.Text))
 		}
-		if _, err := insert.ExecContext(ctx, c.Batch, r.Line, c.Number, ok, string(r.Text)); err != nil {
+		if _, err := tx.ExecContext(ctx, string(statement), args...); err != nil {
 			return err
 		}
 	}
@@ -288,7 +293,7 @@ func (s *Store) Expire(ctx context.Context, id string, now int64) error {
 // already, or has open chunks.
 func (s *Store) End(ctx context.Context, id string, now int64) (b batch.Batch, err error) {
 	err = s.transact(ctx, func(tx *sql.Tx) error {
-		b, err = scanBatch(tx.QueryRowContext(ctx, `SELECT `+batchColumns+` FROM batches WHERE id = $1 AND open_chunks = 0 AND status IN ('in_progress', 'finalizing', 'cancelling')`, id))
+		b, err = scanBatch(tx.QueryRowContext(ctx, `SELECT `+batchColumns+` FROM batches WHERE id = $1 AND open_chunks = 0 AND status IN ('in_progress', 'finalizing', 'cancelling')`+s.lockRow, id))
 		if errors.Is(err, batch.ErrNotFound) {
 			return ErrLost
 		}

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,7 +19,6 @@ import (
 	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/api"
 	"github.com/tandem-serving/tandem/batch/blob"
-	"github.com/tandem-serving/tandem/batch/store"
 	"github.com/tandem-serving/tandem/batch/worker"
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 )
@@ -50,6 +48,8 @@ type listen struct {
 
 type keep struct {
 	Data      string        `flag:"data" arg:"DIR" help:"directory of the database and of the contents of files; it is made if there is none, and belongs to one process"`
+	Database  string        `flag:"database-file" arg:"FILE" help:"instead of --data: file with the address of a PostgreSQL database, such as postgres://user:password@host/name. All batch servers with the same database and bucket share the work"`
+	Bucket    string        `flag:"bucket" arg:"URL" help:"with --database-file: bucket of an S3-compatible store for the contents of files, such as s3://batches?region=eu-west-1. Credentials are found as AWS's tools find them"`
 	Retention time.Duration `flag:"retention" arg:"DURATION" help:"time after which files are deleted of which the client has not said when they expire, and after which ended batches are; 0 keeps them for ever"`
 	MaxFile   boot.Bytes    `flag:"max-file" arg:"BYTES" help:"largest uploaded file; larger ones are refused with 413"`
 	MaxLines  int64         `flag:"max-lines" arg:"LINES" help:"most requests of an input file; batches of larger ones fail"`
@@ -57,6 +57,24 @@ type keep struct {
 	TenantBytes   boot.Bytes `flag:"tenant-max-bytes" arg:"BYTES" help:"quota of each tenant: bytes of its files; 0 means none"`
 	TenantBatches int64      `flag:"tenant-max-batches" arg:"BATCHES" help:"quota of each tenant: batches that have not ended; 0 means none"`
 	TenantLines   int64      `flag:"tenant-max-lines" arg:"LINES" help:"quota of each tenant: lines without a result, of batches that have not ended; 0 means none"`
+}
+
+// shared reports whether files and batches are where other processes may use them too.
+func (k *keep) shared() bool { return k.Database != "" }
+
+func (k *keep) validate(p *boot.Problems) {
+	if !k.shared() {
+		p.Require(k.Data != "", "data", "is missing: name a directory on a durable disk, or a database and a bucket (--database-file, --bucket)")
+		p.Require(k.Bucket == "", "bucket", "has no effect without --database-file")
+		return
+	}
+	p.Require(k.Data == "", "data", "cannot be combined with --database-file: the contents of files are in the bucket")
+	if _, err := readLine(k.Database, "the address of the database"); err != nil {
+		p.Add("database-file", "%w", err)
+	}
+	if err := blob.CheckAddress(k.Bucket); err != nil {
+		p.Add("bucket", "%w", err)
+	}
 }
 
 func (k *keep) quota() batch.Amounts {
@@ -90,7 +108,7 @@ func (c *config) Validate(p *boot.Problems) {
 		_, err := boot.ServerTLS(c.Listen.CertDir, "", slog.New(slog.DiscardHandler))
 		p.Require(err == nil, "cert-path", "%w", err)
 	}
-	p.Require(c.Keep.Data != "", "data", "is missing: name a directory on a durable disk")
+	c.Keep.validate(p)
 	p.Require(c.Keep.Retention == 0 || c.Keep.Retention >= time.Hour, "retention", "must be an hour at least, or 0")
 	p.Require(c.Keep.TenantBatches >= 0, "tenant-max-batches", "must not be negative")
 	p.Require(c.Keep.TenantLines >= 0, "tenant-max-lines", "must not be negative")
@@ -125,15 +143,20 @@ func (u *upstream) key() (string, error) {
 	if u.KeyFile == "" {
 		return "", nil
 	}
-	text, err := os.ReadFile(u.KeyFile)
+	return readLine(u.KeyFile, "the key")
+}
+
+// readLine reads a file that has one line.
+func readLine(file, what string) (string, error) {
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return "", err
 	}
-	key := strings.TrimSpace(string(text))
-	if key == "" || strings.ContainsAny(key, "\r\n") {
-		return "", fmt.Errorf("%s must have one line: the key", u.KeyFile)
+	line := strings.TrimSpace(string(text))
+	if line == "" || strings.ContainsAny(line, "\r\n") {
+		return "", fmt.Errorf("%s must have one line: %s", file, what)
 	}
-	return key, nil
+	return line, nil
 }
 
 func run(ctx context.Context, std boot.IO, args []string) error {
@@ -152,7 +175,7 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 
 // start opens the data and the ports, and serves until ctx ends.
 func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.Telemetry, cfg config) error {
-	data, err := openData(ctx, cfg.Keep.Data, log)
+	data, err := cfg.Keep.open(ctx, log)
 	if err != nil {
 		return err
 	}
@@ -178,7 +201,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return err
 	}
 	ready := func() error { return data.ready(ctx) }
-	p := process{log: log, server: server, api: open[0], works: works,
+	p := process{log: log, server: server, api: open[0], works: works, sweep: data.sweepBucket,
 		operations: boot.Service{Name: "metrics", Listener: open[1], Handler: boot.Operations(metrics, ready), TLS: scrapes}}
 	return p.serve(ctx, std)
 }
@@ -228,6 +251,7 @@ type process struct {
 	server     *http.Server
 	api        net.Listener
 	works      *worker.Worker
+	sweep      func(ctx context.Context, log *slog.Logger) // deletes what other processes have left; until ctx ends
 	operations boot.Service
 }
 
@@ -243,6 +267,7 @@ func (p process) serve(ctx context.Context, std boot.IO) error {
 	running.Go(func() { defer fail(); errs[0] = boot.Serve(operations, p.log, p.operations) })
 	running.Go(func() { defer fail(); errs[1] = p.serveAPI() })
 	working.Go(func() { p.works.Run(ctx) })
+	working.Go(func() { p.sweep(ctx, p.log) })
 	if errs[2] = boot.Ready(std.Stdout, "batch", boot.Addresses{"http": p.api.Addr(), "metrics": p.operations.Listener.Addr()}); errs[2] != nil {
 		fail()
 	}
@@ -270,70 +295,4 @@ func (p process) serveAPI() error {
 		return nil
 	}
 	return fmt.Errorf("serving the API: %w", err)
-}
-
-// data is the opened data directory.
-type data struct {
-	lock  *os.File
-	store *store.Store
-	blobs *blob.Dir
-}
-
-// openData opens the data directory, and clears away what an earlier process has left: leases, and files that nothing names.
-func openData(ctx context.Context, dir string, log *slog.Logger) (*data, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, boot.Missingf("opening --data: %w", err)
-	}
-	lock, err := lockDir(dir)
-	if err != nil {
-		return nil, boot.Missingf("opening --data: %w", err)
-	}
-	d := &data{lock: lock}
-	if d.blobs, err = blob.Open(filepath.Join(dir, "files")); err == nil {
-		d.store, err = store.OpenSQLite(ctx, filepath.Join(dir, "batch.db"))
-	}
-	if err == nil {
-		err = errors.Join(d.store.Recover(ctx), d.sweep(ctx, log))
-	}
-	if err != nil {
-		d.close()
-		return nil, boot.Missingf("opening --data: %w", err)
-	}
-	return d, nil
-}
-
-// sweep deletes blobs that neither a file nor a chunk names: a process was killed after it had written them.
-func (d *data) sweep(ctx context.Context, log *slog.Logger) error {
-	deleted := 0
-	err := d.blobs.Keys(func(key string) error {
-		used, err := d.store.HasBlob(ctx, key)
-		if err != nil || used {
-			return err
-		}
-		deleted++
-		return d.blobs.Delete(ctx, key)
-	})
-	if deleted > 0 {
-		log.Info("deleted what an earlier process has left unfinished", "files", deleted)
-	}
-	return err
-}
-
-// readyTimeout bounds the question whether the database answers.
-const readyTimeout = 5 * time.Second
-
-func (d *data) ready(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return errors.New("draining")
-	}
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	return d.store.Ready(ctx)
-}
-
-func (d *data) close() {
-	if d.store != nil {
-		_ = d.store.Close() // every commit is durable
-	}
-	_ = d.lock.Close() // releases the lock
 }

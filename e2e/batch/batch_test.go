@@ -336,7 +336,11 @@ func TestKilled(t *testing.T) {
 // launch starts a batch server that may be killed: harness.Start fails tests whose programs are.
 func launch(t *testing.T, data, upstream string) harness.Program {
 	t.Helper()
-	what := program(data, upstream)
+	return launchProgram(t, program(data, upstream))
+}
+
+func launchProgram(t *testing.T, what stack.Program) harness.Program {
+	t.Helper()
 	what.Grace = harness.Patience
 	p, err := stack.Start(context.Background(), what)
 	if err != nil {

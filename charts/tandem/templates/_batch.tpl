@@ -32,9 +32,24 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Credentials of the bucket: list items, or nothing. */}}
+{{- define "tandem.batch.credentials" -}}
+{{- with .Values.batch.shared.credentialsSecret }}
+- name: AWS_ACCESS_KEY_ID
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: AWS_ACCESS_KEY_ID}}
+- name: AWS_SECRET_ACCESS_KEY
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: AWS_SECRET_ACCESS_KEY}}
+{{- end }}
+{{- end -}}
+
 {{- define "tandem.batch.args" -}}
 - --host=
+{{- if .Values.batch.shared.databaseSecret }}
+- --database-file=/etc/tandem/database/address
+- --bucket={{ .Values.batch.shared.bucket }}
+{{- else }}
 - --data=/data
+{{- end }}
 - --upstream={{ include "tandem.batch.upstream" . }}
 {{- if include "tandem.batch.key" . }}
 - --upstream-key-file=/etc/tandem/key/key

@@ -599,6 +599,13 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
 {{- if and .Values.batch.enabled (ne .Values.mode "standalone") (not .Values.batch.upstream) }}
 batch.upstream is empty, and a release of mode gateway has no Envoy of its own: give the URL of the gateway
 {{- end -}}
+{{- $shared := .Values.batch.shared -}}
+{{- if and (gt (int .Values.batch.replicas) 1) (not $shared.databaseSecret) }}
+{{ printf "batch.replicas is %v, but a claim is for one pod: set batch.shared.databaseSecret and batch.shared.bucket, or 1" .Values.batch.replicas }}
+{{- end -}}
+{{- if ne (empty $shared.databaseSecret) (empty $shared.bucket) }}
+batch.shared needs both databaseSecret and bucket: set the other one, or none
+{{- end -}}
 {{- range .Values.epp.objectives -}}
   {{- if and $.Values.batch.enabled (eq .name $.Values.batch.objective) (ge (int .priority) 0) }}
 {{ printf (print "epp.objectives gives %s the priority %v, and batch.objective names it: batches must have one below 0, or they do "

@@ -178,6 +178,8 @@ secure-serving: set batch.tlsSecret
 cert-path: set batch.tlsSecret
 tenant-header: set batch.tenantHeader
 data: set batch.storage
+database-file: set batch.shared.databaseSecret
+bucket: set batch.shared.bucket
 upstream: set batch.upstream
 upstream-key-file: set batch.upstreamKeySecret
 upstream-ca-file: it follows from tls.proxySecret
