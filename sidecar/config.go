@@ -58,6 +58,7 @@ type Prefill struct {
 	Timeout      time.Duration `flag:"prefill-timeout" help:"longest time one prefill leg may take"`
 	MaxRetries   int           `flag:"prefill-max-retries" help:"further tries on the same candidate after a 502, 503, 504 or a lost connection, before the next candidate"`
 	RetryBackoff time.Duration `flag:"prefill-retry-backoff" help:"wait between tries on the same candidate"`
+	HedgeRatio   float64       `flag:"hedge-ratio" arg:"SHARE" help:"share of prefill legs, 0.02 at most, that may get a second one, to the request's next candidate, when they take longer than 95 of 100 recent ones to their pod: the first answer is used, and the other leg ends. 0: none"`
 	Sampling     bool          `flag:"enable-prefiller-sampling" env:"ENABLE_PREFILLER_SAMPLING" help:"begin with a random candidate instead of the first"`
 	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown, no check"`
 	BlockBytes   int64         `flag:"kv-block-bytes" arg:"BYTES" help:"bytes of the KV cache that one block has, over all layers and ranks; for the metric tandem_kv_link_bytes_total. 0 = unknown, no such metric"`
@@ -74,6 +75,20 @@ type Prefill struct {
 	Discovery string `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
 	// TLS returns the TLS setup of a new connection to a prefill engine; nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
+}
+
+// maxHedgeRatio bounds --hedge-ratio. Legs of which more are late need other pods: second ones would make all of them later.
+const maxHedgeRatio = 0.02
+
+// hedgeProblems reports what is wrong with HedgeRatio. The hand-off of the leg that is not used must be released without having been
+// read, or hold no memory.
+func (p *Prefill) hedgeProblems(connector string, report func(flag, format string, args ...any)) {
+	switch {
+	case !(p.HedgeRatio >= 0 && p.HedgeRatio <= maxHedgeRatio):
+		report("hedge-ratio", "%v is not a share from 0 to %v: prefill pods that are late more often need to be more", p.HedgeRatio, maxHedgeRatio)
+	case p.HedgeRatio > 0 && connector != "nixlv2" && connector != "offloading" && connector != "shared-storage":
+		report("hedge-ratio", "has no effect with --kv-connector=%s: only nixlv2, offloading and shared-storage have prefill legs of which one can be left unused", connector)
+	}
 }
 
 // Encode configures encoder legs: images, audio and video are encoded on other pods. TLS is as for prefill legs.
@@ -219,6 +234,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if !(c.Fallback.Ratio >= 0 && c.Fallback.Ratio <= 1) {
 		report("fallback-ratio", "%v is not a share from 0 to 1", c.Fallback.Ratio)
 	}
+	c.Prefill.hedgeProblems(c.Engine.Connector, report)
 	if c.Prefill.Discovery != "" {
 		if _, err := warmup.ParseDiscovery(c.Prefill.Discovery); err != nil {
 			report("prefill-discovery", "%w", err)

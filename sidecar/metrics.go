@@ -70,6 +70,8 @@ func newMetrics(reg prometheus.Registerer, g gauges, links *handoff.Links) *metr
 			Help: "Hand-offs that could not be released for certain: their blocks may stay pinned until the lease expires."}),
 		Continued: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_continuations_total",
 			Help: "Streams that broke off, by cause and whether another engine went on with them, or why not. With the cause none: streams that have begun and could not."}, []string{"cause", "result"}),
+		Hedges: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_hedges_total",
+			Help: "Prefill legs that were late (--hedge-ratio), by what came of the second one: won: it was the first to answer; lost: the first leg was; failed: both failed; budget: it was not sent."}, []string{"result"}),
 		Inflight: inflight.MustCurryWith(prometheus.Labels{"component": component}),
 		Encodes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_encode_requests_total",
 			Help: "Generate calls for which the picker named encoders, by result: encoded; fallback: the engine that computes the prompt encodes; no-media."}, []string{"result"}),
@@ -78,7 +80,7 @@ func newMetrics(reg prometheus.Registerer, g gauges, links *handoff.Links) *metr
 	}
 	m.handoff.Links = links
 	m.observeClients(reg)
-	reg.MustRegister(m.requests, m.phases, m.warmups, inflight, m.handoff.Legs, m.handoff.HandoffAge, m.handoff.Retries, m.handoff.Releases, m.handoff.Continued,
+	reg.MustRegister(m.requests, m.phases, m.warmups, inflight, m.handoff.Legs, m.handoff.HandoffAge, m.handoff.Retries, m.handoff.Releases, m.handoff.Continued, m.handoff.Hedges,
 		m.handoff.Stranded, m.handoff.Encodes, m.handoff.Pulls, links,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_fallback_tokens",
 			Help: "Requests planned remote that may still be prefilled locally now."}, g.fallbackTokens),

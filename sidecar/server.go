@@ -163,7 +163,7 @@ func (s *Server) legsConfig(t Telemetry) handoff.Config {
 		Dialect: s.dialect, Stripped: s.strips, Intake: s.intake, Budget: s.budget, Leases: s.leases,
 		Decode: s.decodeEngine(0), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent, HangAfter: s.cfg.Engine.HangAfter, AnswerPause: s.cfg.Trust.AnswerPause,
 		Ask:     s.toAsk,
-		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff,
+		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff, HedgeRatio: s.cfg.Prefill.HedgeRatio,
 		Encoding: handoff.Encoding{Connector: encode.Find(s.cfg.Encode.Connector), References: s.cfg.Encode.References, Timeout: s.cfg.Encode.Timeout},
 		Pulls:    s.pulls(),
 		Continue: s.goesOn, TellPods: s.cfg.Tell.Pods, Record: s.cfg.Tell.Recent > 0,

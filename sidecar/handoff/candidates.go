@@ -60,6 +60,9 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 			continue
 		}
 		target := targets[i]
+		if x.hedge.tried == target {
+			continue
+		}
 		for tried := 0; ; tried++ {
 			if err := x.reachLocalEngine(); err != nil {
 				return "", err
@@ -68,7 +71,9 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 			var refused *ClientError
 			switch {
 			case err == nil, errors.Is(err, errAnswered):
-				x.legs.down.tried(target, nil)
+				if !x.hedge.won {
+					x.legs.down.tried(target, nil)
+				}
 				// Before the check of the context: if the client has left meanwhile, the caller must release the hand-off.
 				return reason, err
 			case x.Context.Err() != nil:

@@ -42,6 +42,7 @@ type Exchange struct {
 	prefilled    func()           // called when a prefill leg has succeeded
 	target       string           // of the last prefill leg
 	source       transport.Engine // of the last prefill leg of a serial protocol
+	hedge        hedge            // a second prefill leg at the same time
 	record       *Record          // nil: none is kept
 	releaseWay   string           // of the hand-off
 	ongoing      *ongoing         // nil: the answer does not go on elsewhere

@@ -52,6 +52,8 @@ type Config struct {
 	// MaxRetries is how often a candidate is tried again, after RetryBackoff, when its failure may pass.
 	MaxRetries   int
 	RetryBackoff time.Duration
+	// HedgeRatio is the share of prefill legs that may have a second one at the same time, to another candidate; 0 = none.
+	HedgeRatio float64
 
 	// Continue says whether streams whose engine dies go on elsewhere.
 	Continue Continue
@@ -86,6 +88,7 @@ type Metrics struct {
 	Stranded   prometheus.Counter
 	Inflight   *prometheus.GaugeVec   // by role
 	Continued  *prometheus.CounterVec // by cause, result
+	Hedges     *prometheus.CounterVec // by result
 	Encodes    *prometheus.CounterVec // by result
 	Pulls      *prometheus.CounterVec // by result
 	ITL        *relay.ByVerdict
@@ -114,6 +117,7 @@ type shared struct {
 	stalls   *stallWatch
 	down     *downList
 	hung     *hungList
+	hedges   *hedger
 	// protocols knows the engines that speak another protocol.
 	protocols *protocolList
 	// tiers knows the memories from which engines may fetch blocks.
@@ -138,6 +142,7 @@ func New(c Config) *Legs {
 		tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now), down: newDownList(c.Now, c.Log)}
 	s.open, s.close = context.WithCancel(context.Background())
 	s.hung = newHungList(c.HangAfter, c.Log, s.open, &s.work)
+	s.hedges = newHedger(c.HedgeRatio)
 	s.protocols = newProtocolList(c, s.open, &s.work)
 	s.tiers = newTierList(c)
 	s.others = &otherList{Others: c.Continue.Others}

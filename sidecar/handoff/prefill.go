@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
@@ -34,47 +35,109 @@ func (x *Exchange) runSerial(req *intake.Request) (pd.Reason, error) {
 	return x.runDecode(req)
 }
 
-// attemptPrefill is an attempt that sends the prefill leg, and leaves its hand-off in x.handoff.
-func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candidate int) (pd.Reason, error) {
+// prefillLeg is the prefill leg of a serial protocol to one candidate, and what has come of it. The exchange makes it; run may be called
+// in another goroutine.
+type prefillLeg struct {
+	target    pd.Target
+	name      string // of the target
+	candidate int
+	engine    transport.Engine
+	attempt   dialect.Attempt
+	payload   request.Payload
+	size      int64 // of the client's body, in bytes
+	uri       string
+	header    http.Header
+	client    context.Context // ends when the client leaves
+	ctx       context.Context // of the leg
+	end       context.CancelCauseFunc
+	hangup    hangup
+	span      trace.Span
+	sent      time.Time
+
+	status int // 0: no answer came
+	of     dialect.Handoff
+	err    error
+	ended  time.Time
+}
+
+// newPrefillLeg makes the prefill leg to a candidate, which counts as an attempt from then on.
+func (x *Exchange) newPrefillLeg(req *intake.Request, target pd.Target, candidate int) (*prefillLeg, error) {
 	a, err := x.legs.Dialect.Attempt(x.Context, req.Request, target)
 	if err != nil {
-		return "", &prefillError{cause: "attempt", reason: pd.PrefillFailed, err: err}
+		return nil, &prefillError{cause: "attempt", reason: pd.PrefillFailed, err: err}
 	}
 	x.useRanks(a, candidate)
 	x.pull(a, req, target)
-	x.Decision.Attempts++
-	x.Decision.Candidate = candidate
-	x.target = target.String()
-	ctx, end := context.WithCancelCause(context.WithoutCancel(x.Context))
-	h := &hangup{cancel: func() { end(nil) }}
-	defer h.done()
-	defer time.AfterFunc(x.legs.PrefillTimeout, func() { end(context.DeadlineExceeded) }).Stop()
-	defer context.AfterFunc(x.Context, h.schedule)()
-	header := x.legHeader()
-	header["Accept-Encoding"] = transport.Identity
-	ctx, span := x.legs.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
-		attribute.String("server.address", target.Host), attribute.Int("server.port", int(target.Port)))
-	sent := time.Now()
-	x.Clock.Enter(pd.PhasePrefill, sent)
-	inflight := x.legs.Metrics.Inflight.WithLabelValues("prefill")
-	inflight.Inc()
-	x.source = x.legs.Prefill(target)
-	v := x.legs.hung.watch(target, x.source, waitPrefill, req.Body.Len(), end)
-	status, of, err := x.legs.sendPrefill(h.trace(ctx), x.source, x.request.URL.RequestURI(), header, a)
-	v.over(status != 0)
-	inflight.Dec()
-	x.legs.Metrics.leg("prefill", status, time.Since(sent))
-	x.record.leg("prefill", x.target, sent, time.Now(), status, err)
-	x.endLegSpan(span, status, err)
+	payload, err := a.Prefill()
 	if err != nil {
-		x.releaseRejected(status, of, err)
+		return nil, fmt.Errorf("editing the prefill leg: %w", err)
+	}
+	x.Decision.Attempts++
+	g := &prefillLeg{target: target, name: target.String(), candidate: candidate, engine: x.legs.Prefill(target), attempt: a, payload: payload, size: req.Body.Len(),
+		uri: x.request.URL.RequestURI(), header: x.legHeader(), client: x.Context}
+	g.header["Accept-Encoding"] = transport.Identity
+	setHeaders(a, pd.RolePrefill, g.header)
+	ctx, end := context.WithCancelCause(context.WithoutCancel(x.Context))
+	g.end, g.hangup.cancel = end, func() { end(nil) }
+	g.ctx, g.span = x.legs.tracing.leg(ctx, spanPrefill, g.header, attribute.Int("tandem.attempt", x.Decision.Attempts),
+		attribute.String("server.address", target.Host), attribute.Int("server.port", int(target.Port)))
+	g.sent = time.Now()
+	return g, nil
+}
+
+// run sends the leg and reads its answer.
+func (g *prefillLeg) run(legs *Legs) {
+	defer g.hangup.done()
+	defer time.AfterFunc(legs.PrefillTimeout, func() { g.end(context.DeadlineExceeded) }).Stop()
+	defer context.AfterFunc(g.client, g.hangup.schedule)()
+	inflight := legs.Metrics.Inflight.WithLabelValues("prefill")
+	inflight.Inc()
+	v := legs.hung.watch(g.target, g.engine, waitPrefill, g.size, g.end)
+	g.status, g.of, g.err = legs.sendPrefillLeg(g.hangup.trace(g.ctx), g.engine, g.uri, g.header, g.attempt, g.payload)
+	v.over(g.status != 0)
+	inflight.Dec()
+	g.ended = time.Now()
+	legs.Metrics.leg("prefill", g.status, g.ended.Sub(g.sent))
+}
+
+// attemptPrefill is an attempt that sends the prefill leg, and leaves its hand-off in x.handoff.
+func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candidate int) (pd.Reason, error) {
+	g, err := x.newPrefillLeg(req, target, candidate)
+	if err != nil {
 		return "", err
 	}
-	x.handoff = x.legs.newHandoff(of, sent, target)
+	x.uses(g)
+	x.Clock.Enter(pd.PhasePrefill, g.sent)
+	if delay, ok := x.hedgeDelay(req, target); ok {
+		g = x.runHedged(req, g, delay)
+	} else {
+		g.run(x.legs)
+	}
+	x.uses(g)
+	x.legs.hedges.learn(g)
+	x.prefillEnded(g)
+	if g.err != nil {
+		return "", g.err
+	}
+	x.handoff = x.legs.newHandoff(g.of, g.sent, g.target)
 	x.state = handedOff
 	x.prefilled()
 	x.Clock.Enter(pd.PhaseHandoff, time.Now())
 	return "", nil
+}
+
+// uses makes a prefill leg the one that the exchange reports.
+func (x *Exchange) uses(g *prefillLeg) {
+	x.target, x.source, x.Decision.Candidate = g.name, g.engine, g.candidate
+}
+
+// prefillEnded notes the end of a prefill leg, and releases its hand-off if it cannot be used.
+func (x *Exchange) prefillEnded(g *prefillLeg) {
+	x.record.leg("prefill", g.name, g.sent, g.ended, g.status, g.err)
+	x.endLegSpan(g.span, g.status, g.err)
+	if g.err != nil {
+		x.releaseRejected(g.status, g.of, g.err)
+	}
 }
 
 // releaseRejected handles a failed prefill leg that may have left pinned blocks. A hand-off that is well-formed, and only does
