@@ -60,7 +60,7 @@ type Prefill struct {
 	RetryBackoff time.Duration `flag:"prefill-retry-backoff" help:"wait between tries on the same candidate"`
 	HedgeRatio   float64       `flag:"hedge-ratio" arg:"SHARE" help:"share of prefill legs, 0.02 at most, that may get a second one, to the request's next candidate, when they take longer than 95 of 100 recent ones to their pod: the first answer is used, and the other leg ends. 0: none"`
 	Sampling     bool          `flag:"enable-prefiller-sampling" env:"ENABLE_PREFILLER_SAMPLING" help:"begin with a random candidate instead of the first"`
-	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown, no check"`
+	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown: with nixlv2 it is learned from the first hand-offs of each engine"`
 	BlockBytes   int64         `flag:"kv-block-bytes" arg:"BYTES" help:"bytes of the KV cache that one block has, over all layers and ranks; for the metric tandem_kv_link_bytes_total. 0 = unknown, no such metric"`
 	// BootstrapPort has llm-d's variable.
 	BootstrapPort int `flag:"sglang-bootstrap-port" env:"SGLANG_BOOTSTRAP_PORT" arg:"PORT" help:"port of the bootstrap servers of SGLang's prefill engines; 0: each engine is asked for its own"`

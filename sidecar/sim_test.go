@@ -224,3 +224,23 @@ func textOf(body string) string {
 	}
 	return text.String()
 }
+
+// A sidecar that is not told the block size knows it after some hand-offs, and then does not use one with too few blocks.
+func TestSimShortBlocksOfUntoldSize(t *testing.T) {
+	t.Parallel()
+	prefill, decode, plain := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
+	s := startRig(t, addrOf(decode))
+	for i := range 32 {
+		got := post(t, s.url+completionsPath, simAsk(40+i*20, 1, false), pd.HeaderPrefill, addrOf(prefill))
+		got.mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=0")
+	}
+	if err := prefill.Faults.Add(fault.Fault{Leg: fault.LegPrefill, Fault: fault.BadHandoff, Arg: "short-blocks", Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	q := simAsk(400, 8, false)
+	got, want := post(t, s.url+completionsPath, q, pd.HeaderPrefill, addrOf(prefill)), post(t, plain.URL+completionsPath, q)
+	got.mustBe(t, http.StatusOK, "local;reason=handoff-invalid;attempts=1;candidate=0")
+	if textOf(got.body) != textOf(want.body) {
+		t.Errorf("text %q, want %q", textOf(got.body), textOf(want.body))
+	}
+}

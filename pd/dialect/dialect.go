@@ -371,7 +371,7 @@ type Notices interface {
 
 // Options describe the engines. The operator sets them.
 type Options struct {
-	// BlockSize is how many tokens a KV cache block of the prefill engines has. 0 = unknown.
+	// BlockSize is how many tokens a KV cache block of the prefill engines has. 0 = unknown: see blockSizes.
 	BlockSize int
 	// BootstrapPort is the port of prefill engines' bootstrap servers, for SGLang. 0: each engine says it.
 	BootstrapPort int

@@ -18,6 +18,7 @@ type vllmNIXL struct {
 	vllmEngine
 	pulls     // engines with MultiConnector, of which NixlConnector and OffloadingConnector are part
 	blockSize int
+	sizes     blockSizes // while blockSize is 0
 	trust     time.Duration
 }
 
@@ -195,7 +196,16 @@ func (a *nixlAttempt) Accept(answer []byte) (Handoff, error) {
 	if a.params.pushed {
 		return nil, errPushes
 	}
-	return a, a.params.checkBlocks(int(a.promptTokens), a.dialect.blockSize)
+	return a, a.dialect.checkBlocks(&a.params, int(a.promptTokens))
+}
+
+// checkBlocks compares the number of blocks of a hand-off with what the prompt needs, by the block size that the dialect was told, or by
+// that of the engine's earlier hand-offs.
+func (d *vllmNIXL) checkBlocks(h *nixlParams, promptTokens int) error {
+	if d.blockSize == 0 && h.tokens == promptTokens && h.groups == 1 {
+		return d.sizes.check(h.pin.EngineID, promptTokens, h.blocks)
+	}
+	return h.checkBlocks(promptTokens, d.blockSize)
 }
 
 // errPushes: legs of one X-Request-Id, which clients choose, must not reach engines that match them by it.
