@@ -18,6 +18,9 @@ import (
 // partBytes is how much of a blob is sent at a time, and is in memory for each blob that is written: the least that S3 allows.
 const partBytes = 5 << 20
 
+// keyPrefix begins the keys of blobs in a bucket, which may have other objects too.
+const keyPrefix = "tandem-batch_"
+
 // Bucket is a bucket of an S3-compatible store, which processes on several machines may share.
 type Bucket struct{ bucket *blob.Bucket }
 
@@ -56,7 +59,7 @@ func (b *Bucket) Close() error { return b.bucket.Close() }
 func (b *Bucket) Create(ctx context.Context) (batch.BlobWriter, error) {
 	// Go CDK drops what was written when its context ends before Close.
 	ctx, cancel := context.WithCancel(ctx)
-	key := batch.NewID("")
+	key := batch.NewID(keyPrefix)
 	to, err := b.bucket.NewWriter(ctx, key, &blob.WriterOptions{BufferSize: partBytes, MaxConcurrency: 1, ContentType: "application/jsonl"})
 	if err != nil {
 		cancel()
@@ -120,9 +123,9 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// Older calls each with the key of every blob that was stored before a time, until it returns an error.
+// Older calls each with the key of every blob that was stored before a time, until it returns an error. Other objects are left out.
 func (b *Bucket) Older(ctx context.Context, than time.Time, each func(key string) error) error {
-	for all := b.bucket.List(nil); ; {
+	for all := b.bucket.List(&blob.ListOptions{Prefix: keyPrefix}); ; {
 		object, err := all.Next(ctx)
 		switch {
 		case errors.Is(err, io.EOF):

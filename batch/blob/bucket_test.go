@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	cdk "gocloud.dev/blob"
+
 	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/blob"
 	"github.com/tandem-serving/tandem/e2e/s3"
@@ -17,7 +19,8 @@ import (
 // TestBucket stores, reads, lists and deletes blobs on a real server of S3's protocol.
 func TestBucket(t *testing.T) {
 	server := s3.Start(t)
-	b, err := blob.OpenBucket(t.Context(), server.Bucket(t, "batches")+"&prefix=tandem/")
+	address := server.Bucket(t, "batches") + "&prefix=tandem/"
+	b, err := blob.OpenBucket(t.Context(), address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,6 +58,7 @@ func TestBucket(t *testing.T) {
 		give(w, cancel)
 		cancel()
 	}
+	put(t, address, "another program's")
 	keys := func(than time.Time) (all []string) {
 		t.Helper()
 		if err := b.Older(t.Context(), than, func(key string) error { all = append(all, key); return nil }); err != nil {
@@ -67,7 +71,7 @@ func TestBucket(t *testing.T) {
 	}
 	all := keys(time.Now().Add(time.Hour))
 	if len(all) != 3 {
-		t.Errorf("%d blobs, want 3: an unfinished one is none", len(all))
+		t.Errorf("%d blobs, want 3: neither an unfinished one nor another program's object is one", len(all))
 	}
 	for _, key := range append(all, all...) { // a second time there is none
 		if err := b.Delete(t.Context(), key); err != nil {
@@ -79,6 +83,18 @@ func TestBucket(t *testing.T) {
 	}
 	if _, err := blob.OpenBucket(t.Context(), strings.Replace(server.Bucket(t, "other"), "other", "missing", 1)); err == nil {
 		t.Error("a bucket that does not exist was opened")
+	}
+}
+
+// put stores an object into a bucket that is no blob.
+func put(t *testing.T, address, key string) {
+	t.Helper()
+	b, err := cdk.OpenBucket(t.Context(), address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(b.WriteAll(t.Context(), key, []byte("content"), nil), b.Close()); err != nil {
+		t.Fatal(err)
 	}
 }
 
