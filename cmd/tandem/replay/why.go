@@ -76,6 +76,7 @@ type comparison struct {
 	Pick    *divergence `json:"first_pick_that_differs,omitempty"`
 	Lost    []change    `json:"lost_most"` // by the second
 	Gained  []change    `json:"gained_most"`
+	Shadow  *foreseen   `json:"shadow,omitempty"`
 }
 
 // divergence is the first request for which the picks differ.
@@ -108,6 +109,9 @@ func comparisons(ctx context.Context, runs []*run) (all []*comparison, err error
 			continue
 		}
 		c := compare(runs[j], second)
+		if c.Shadow, err = foresee(ctx, runs[j], second); err != nil {
+			return nil, err
+		}
 		if c.Pick != nil {
 			for k, r := range []*run{runs[j], second} {
 				if c.Pick.Why[k], err = r.whyPicked(ctx, c.Pick.Request); err != nil {
@@ -253,6 +257,11 @@ func (c *comparison) write(w io.Writer) error {
 	}
 	if c.Refused != [2]int{} {
 		fmt.Fprintf(w, "only %s refused %d requests, only %s %d\n", c.First, c.Refused[0], c.Second, c.Refused[1])
+	}
+	if c.Shadow != nil {
+		if err := c.Shadow.write(w, c.First, c.Second); err != nil {
+			return err
+		}
 	}
 	for _, part := range []struct {
 		title   string
