@@ -200,7 +200,7 @@ func (r *runner) decode(ctx context.Context, s step) (ms []float64, err error) {
 }
 
 // interruptions is how many prompts come in during one mixed probe.
-const interruptions = 4
+const interruptions = 8
 
 // mixed measures the steps that also compute a prompt: a window takes longer than its other steps by what the prompt takes, whenever the
 // token of the prompt's own step is sent.
