@@ -61,7 +61,8 @@ func startPool(t *testing.T, config string) *pool {
 	}
 	harness.Replace(t, p.Endpoints, list.String())
 	p.WriteConfig(t, config)
-	picker := p.StartPicker(t, "--log-level=info")
+	// Loads are counted by the picker itself: pages of 128 engines may be old where all of them share a busy machine.
+	picker := p.StartPicker(t, "--log-level=info", "--refresh-metrics-interval=5s", "--metrics-staleness-threshold=5m")
 	p.Eventually(t, "endpoints whose pages the picker has read", func() (string, bool) {
 		state, err := harness.EndpointsOf(picker)
 		read := 0

@@ -36,8 +36,8 @@ func (p *pool) spreadsLocal(t *testing.T) {
 	p.mustBeFree(t)
 }
 
-// spreadsRemote: of so many long prompts at once that each prefill rank can have two, each has about two, and every decode rank reads a
-// KV cache.
+// spreadsRemote: of so many long prompts at once that each prefill rank can have two, each has about two, and most decode ranks read a
+// KV cache: all of them, unless what the picker has read on metrics pages says otherwise.
 func (p *pool) spreadsRemote(t *testing.T) {
 	const each = 2
 	release := hold(t, p.prefill, fault.LegPrefill)
@@ -52,11 +52,15 @@ func (p *pool) spreadsRemote(t *testing.T) {
 	release()
 	p.mustAnswer(t, calls, answers, "remote")
 	p.mustBeFree(t)
+	var idle []string
 	eachRank(p.decode, func(name string, e *server.Server) {
 		if e.Engine.State().KVBytesRead == read[name] {
-			t.Errorf("%s has read no KV cache", name)
+			idle = append(idle, name)
 		}
 	})
+	if len(idle) > len(read)/4 {
+		t.Errorf("%d of %d decode ranks have read no KV cache: %s", len(idle), len(read), strings.Join(idle, ", "))
+	}
 }
 
 // keepsPrefixes: requests whose prompts begin alike go to the decode rank that has the beginning in its prefix cache, although the other
