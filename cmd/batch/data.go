@@ -33,7 +33,7 @@ func (k *keep) open(ctx context.Context, log *slog.Logger) (*data, error) {
 
 // openShared opens a database and a bucket.
 func openShared(ctx context.Context, addressFile, bucket string) (*data, error) {
-	address, err := readLine(addressFile, "the address of the database")
+	address, err := boot.ReadLine(addressFile, "the address of the database")
 	if err != nil {
 		return nil, boot.Configf("database-file: %w", err)
 	}

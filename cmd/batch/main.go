@@ -10,9 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -69,7 +67,7 @@ func (k *keep) validate(p *boot.Problems) {
 		return
 	}
 	p.Require(k.Data == "", "data", "cannot be combined with --database-file: the contents of files are in the bucket")
-	if _, err := readLine(k.Database, "the address of the database"); err != nil {
+	if _, err := boot.ReadLine(k.Database, "the address of the database"); err != nil {
 		p.Add("database-file", "%w", err)
 	}
 	if err := blob.CheckAddress(k.Bucket); err != nil {
@@ -143,20 +141,7 @@ func (u *upstream) key() (string, error) {
 	if u.KeyFile == "" {
 		return "", nil
 	}
-	return readLine(u.KeyFile, "the key")
-}
-
-// readLine reads a file that has one line.
-func readLine(file, what string) (string, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return "", err
-	}
-	line := strings.TrimSpace(string(text))
-	if line == "" || strings.ContainsAny(line, "\r\n") {
-		return "", fmt.Errorf("%s must have one line: %s", file, what)
-	}
-	return line, nil
+	return boot.ReadLine(u.KeyFile, "the key")
 }
 
 func run(ctx context.Context, std boot.IO, args []string) error {

@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -32,15 +31,7 @@ func (s serverFlags) key() (string, error) {
 	if s.Key == "" {
 		return "", nil
 	}
-	text, err := os.ReadFile(s.Key)
-	if err != nil {
-		return "", err
-	}
-	key := strings.TrimSpace(string(text))
-	if key == "" || strings.ContainsAny(key, "\r\n") {
-		return "", fmt.Errorf("%s must have one line: the key", s.Key)
-	}
-	return key, nil
+	return boot.ReadLine(s.Key, "the key")
 }
 
 // server is a server of the Batch API.
