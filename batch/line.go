@@ -40,6 +40,9 @@ var lineTable = body.NewTable(
 	body.Want{Path: "custom_id"}, body.Want{Path: "method"}, body.Want{Path: "url"}, body.Want{Path: "body"},
 	body.Want{Path: "body.model"}, body.Want{Path: "body.stream"}, body.Want{Path: "body.messages"}, body.Want{Path: "body.prompt"}, body.Want{Path: "body.input"})
 
+// MaxLine is the longest line of an input file in bytes.
+const MaxLine = 16 << 20
+
 // Parser reads lines. It is not safe for concurrent use. The zero value is ready.
 type Parser struct{ scanner body.Scanner }
 

@@ -17,8 +17,6 @@ import (
 )
 
 const (
-	// MaxLine is the longest line in bytes.
-	MaxLine = 16 << 20
 	// maxProblems is how many problems of a file are told.
 	maxProblems = 100
 	// Chunks have at most this many lines, and end with the line that reaches chunkBytes. Small files have smaller ones, so
@@ -31,8 +29,8 @@ const (
 	checkEvery = 10_000
 )
 
-// errLong is returned by lineReader for a line that is longer than MaxLine.
-var errLong = fmt.Errorf("the line has more than %d bytes", MaxLine)
+// errLong is returned by lineReader for a line that is longer than batch.MaxLine.
+var errLong = fmt.Errorf("the line has more than %d bytes", batch.MaxLine)
 
 // lineReader reads lines, and counts bytes. A line is valid until the next one is read.
 type lineReader struct {
@@ -55,7 +53,7 @@ func (r *lineReader) next() ([]byte, error) {
 		case err == nil && len(r.long) == 0:
 			return trimEnd(part), nil
 		case errors.Is(err, bufio.ErrBufferFull), err == nil, errors.Is(err, io.EOF) && len(part)+len(r.long) > 0:
-			if len(r.long)+len(part) > MaxLine {
+			if len(r.long)+len(part) > batch.MaxLine {
 				return nil, errLong
 			}
 			r.long = append(r.long, part...)
@@ -111,7 +109,7 @@ func (v *validation) read(from io.Reader, check func() error) error {
 			break
 		}
 		if errors.Is(err, errLong) {
-			v.add(batch.Problem{Code: "line_too_long", Message: fmt.Sprintf("The line has more than %d bytes.", MaxLine), Line: number})
+			v.add(batch.Problem{Code: "line_too_long", Message: fmt.Sprintf("The line has more than %d bytes.", batch.MaxLine), Line: number})
 			break
 		}
 		if err != nil {

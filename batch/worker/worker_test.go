@@ -322,8 +322,8 @@ func TestValidation(t *testing.T) {
 		{"another model", good + strings.Replace(line("b", ""), `"m"`, `"n"`, 1), []found{{"mismatched_model", 2}}, 2},
 		{"several", "x\n" + good + good + "y\n", []found{{"invalid_json_line", 1}, {"duplicate_custom_id", 3}, {"invalid_json_line", 4}}, 4},
 		{"too many", lines(11), []found{{"too_many_lines", 0}}, 10},
-		{"the same id before a long line", good + good + line("b", strings.Repeat("x", MaxLine)), []found{{"duplicate_custom_id", 2}, {"line_too_long", 3}}, 2},
-		{"a long line", good + line("b", strings.Repeat("x", MaxLine)) + good, []found{{"line_too_long", 2}}, 1},
+		{"the same id before a long line", good + good + line("b", strings.Repeat("x", batch.MaxLine)), []found{{"duplicate_custom_id", 2}, {"line_too_long", 3}}, 2},
+		{"a long line", good + line("b", strings.Repeat("x", batch.MaxLine)) + good, []found{{"line_too_long", 2}}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v := newValidation(endpoint, 10, int64(len(c.content)))

@@ -14,6 +14,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 )
 
@@ -305,7 +306,7 @@ func endpointOf(file io.Reader) (string, error) {
 	var first struct {
 		URL string `json:"url"`
 	}
-	err := json.NewDecoder(io.LimitReader(file, maxFirstLine)).Decode(&first)
+	err := json.NewDecoder(io.LimitReader(file, batch.MaxLine)).Decode(&first)
 	if err == nil && first.URL == "" {
 		err = errors.New("it has no url")
 	}
@@ -314,6 +315,3 @@ func endpointOf(file io.Reader) (string, error) {
 	}
 	return first.URL, nil
 }
-
-// maxFirstLine is the longest line in bytes that the batch server takes.
-const maxFirstLine = 16 << 20
