@@ -157,9 +157,9 @@ func (s *stream) cut(from, to time.Time) {
 // window is the part of an answer in which a prompt came in: the events number from to to are the first and the last of it.
 type window struct{ from, to int }
 
-// settled is how many steps after a prompt's first token its window ends. An engine that schedules the next step while one runs, such as
+// windowTail is how many steps after a prompt's first token its window ends. An engine that schedules the next step while one runs, such as
 // vLLM, sends the token of the step with the prompt late, and those of the next two steps soon after it.
-const settled = 2
+const windowTail = 2
 
 // around returns the window of a prompt that was sent at one time, and whose first token came at another. ok is false if the answer does
 // not cover it.
@@ -167,7 +167,7 @@ func (s *stream) around(sent, first time.Time) (w window, ok bool) {
 	w.from, _ = slices.BinarySearchFunc(s.at, sent, time.Time.Compare)
 	w.from-- // the last one before
 	w.to, _ = slices.BinarySearchFunc(s.at, first, time.Time.Compare)
-	w.to += settled
+	w.to += windowTail
 	return w, w.from >= 0 && w.to < len(s.at)
 }
 
@@ -175,7 +175,7 @@ func (s *stream) around(sent, first time.Time) (w window, ok bool) {
 // and after them, because steps take longer as answers grow.
 func (s *stream) mean(windows []window) float64 {
 	sum, gaps := 0.0, 0
-	from, to := max(1, windows[0].from-settled), min(len(s.at)-1, windows[len(windows)-1].to+settled)
+	from, to := max(1, windows[0].from-windowTail), min(len(s.at)-1, windows[len(windows)-1].to+windowTail)
 	for i := from; i <= to; i++ {
 		if !slices.ContainsFunc(windows, func(w window) bool { return w.from < i && i <= w.to }) {
 			sum += millis(s.at[i].Sub(s.at[i-1]))
@@ -245,7 +245,7 @@ func (r *runner) mixed(ctx context.Context, s step) (ms []float64, err error) {
 }
 
 // pauseSteps is how many steps pass between two prompts of a mixed probe.
-const pauseSteps = settled + 3
+const pauseSteps = windowTail + 3
 
 // pause lets a few steps without a prompt pass.
 func (r *runner) pause(ctx context.Context, s step) {
