@@ -29,7 +29,7 @@ func (t *target) connector() (seen string, speaks []string) {
 	switch {
 	case known:
 		return named, []string{row.Name}
-	case t.page.Has("vllm:nixl_"):
+	case t.page.Has(nixlFamilies):
 		return "NIXL", []string{protocolPull, protocolPush}
 	case named == "" && t.page.Has("vllm:kv_offload_"):
 		return "OffloadingConnector", []string{protocolOffloading}

@@ -35,15 +35,10 @@ func checkLinkSpeed(ctx context.Context, f *fleet) finding {
 		return finding{}
 	}
 	return each(ctx, readers, f.how.Timeout, func(_ context.Context, t *target) finding {
-		sum := func(name string) (all float64) { // of all ranks
-			for _, s := range t.page {
-				if s.Name == name {
-					all += s.Value
-				}
-			}
-			return all
-		}
-		return linkSpeed(sum(transferBytes+"_sum"), sum(transferSeconds+"_sum"), sum(transferSeconds+"_count"))
+		bytes, _ := t.page.Sum(transferBytes + "_sum") // of all ranks
+		seconds, _ := t.page.Sum(transferSeconds + "_sum")
+		transfers, _ := t.page.Sum(transferSeconds + "_count")
+		return linkSpeed(bytes, seconds, transfers)
 	})
 }
 
