@@ -75,19 +75,19 @@ func (c *Candidate) Reads(prefill *Candidate) bool {
 		return true // as most pairs are
 	}
 	decode, of := c.Traits(), prefill.Traits()
-	return decode.mismatch(&of) == matches
+	return decode.mismatch(&of) == noMismatch
 }
 
 // mismatch is what keeps an engine from reading the KV caches of another.
 type mismatch uint8
 
 const (
-	matches mismatch = iota
-	engines
-	versions
-	cacheTypes
-	pages
-	tensors
+	noMismatch mismatch = iota
+	mismatchEngine
+	mismatchVersion
+	mismatchCacheType
+	mismatchPage
+	mismatchTensors
 )
 
 // mismatch returns the first property in which a prefill engine does not fit. There are rules only for what engines refuse whatever else
@@ -101,19 +101,19 @@ func (t *KVTraits) mismatch(prefill *KVTraits) mismatch {
 	ofSGLang := t.Engine == EngineSGLang && prefill.Engine == EngineSGLang
 	switch {
 	case differ(t.Engine, prefill.Engine):
-		return engines
+		return mismatchEngine
 	case ofSGLang && differ(t.BlockTokens, prefill.BlockTokens):
-		return pages
+		return mismatchPage
 	case !overNIXL:
-		return matches
+		return noMismatch
 	case differ(t.Version, prefill.Version):
-		return versions
+		return mismatchVersion
 	case differ(t.CacheType, prefill.CacheType) && !aliases(t.CacheType, prefill.CacheType):
-		return cacheTypes
+		return mismatchCacheType
 	case differ(t.TensorParallel, prefill.TensorParallel) && t.TensorParallel%prefill.TensorParallel != 0 && prefill.TensorParallel%t.TensorParallel != 0:
-		return tensors
+		return mismatchTensors
 	}
-	return matches
+	return noMismatch
 }
 
 // aliases reports whether two types of a cache may be one: vLLM takes fp8 for one of the types whose names begin with it, depending on the
@@ -129,15 +129,15 @@ func (t KVTraits) Refuses(prefill KVTraits) string {
 	var what string
 	var of, by any
 	switch t.mismatch(&prefill) {
-	case engines:
+	case mismatchEngine:
 		what, of, by = "engine", prefill.Engine, t.Engine
-	case versions:
+	case mismatchVersion:
 		what, of, by = "version", prefill.Version, t.Version
-	case cacheTypes:
+	case mismatchCacheType:
 		what, of, by = "type of the KV cache", prefill.CacheType, t.CacheType
-	case pages:
+	case mismatchPage:
 		what, of, by = "tokens in a page", prefill.BlockTokens, t.BlockTokens
-	case tensors:
+	case mismatchTensors:
 		what, of, by = "tensor-parallel ranks", prefill.TensorParallel, t.TensorParallel
 	default:
 		return ""
