@@ -59,9 +59,11 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request, tenant string) e
 	if err != nil {
 		return invalid("file", "The request is not a form (Content-Type: multipart/form-data) with the fields purpose and file.")
 	}
-	used, err := s.store.Usage(r.Context(), tenant)
-	if err != nil {
-		return err
+	var used batch.Amounts
+	if s.cfg.Quota.Bytes > 0 {
+		if used, err = s.store.Usage(r.Context(), tenant); err != nil {
+			return err
+		}
 	}
 	content, err := s.blobs.Create(r.Context())
 	if err != nil {
