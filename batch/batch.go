@@ -7,6 +7,8 @@ import (
 	"errors"
 	"io"
 	"strings"
+
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // Errors that the API turns into statuses. Their texts are never shown alone.
@@ -120,4 +122,12 @@ type BlobWriter interface {
 	io.Writer
 	Commit() (Part, error)
 	Abort()
+}
+
+// Endpoints lists the paths that requests may be for: the generate calls that Tandem's picker reads.
+func Endpoints() (paths []string) {
+	for _, api := range pd.GenerateAPIs() {
+		paths = append(paths, api.Path())
+	}
+	return paths
 }

@@ -138,8 +138,8 @@ func (c *createRequest) check() (window time.Duration, err error) {
 	if c.InputFileID == "" {
 		return 0, invalid("input_file_id", "input_file_id is missing: upload the requests with POST /v1/files, purpose batch.")
 	}
-	if !slices.Contains(Endpoints(), c.Endpoint) {
-		return 0, invalid("endpoint", "endpoint is %s; it must be one of %s.", strconv.QuoteToASCII(clip(c.Endpoint)), strings.Join(Endpoints(), ", "))
+	if !slices.Contains(batch.Endpoints(), c.Endpoint) {
+		return 0, invalid("endpoint", "endpoint is %s; it must be one of %s.", strconv.QuoteToASCII(clip(c.Endpoint)), strings.Join(batch.Endpoints(), ", "))
 	}
 	window, err = readWindow(c.CompletionWindow)
 	if err != nil || window < leastWindow || window > mostWindow {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/store"
-	"github.com/tandem-serving/tandem/pd"
 )
 
 // Config is what a Server needs to know.
@@ -42,14 +41,6 @@ type Server struct {
 // New makes a Server.
 func New(cfg Config, s *store.Store, blobs batch.Blobs, log *slog.Logger) *Server {
 	return &Server{cfg, s, blobs, log}
-}
-
-// Endpoints lists the paths that lines may be for: the generate calls that Tandem's picker reads.
-func Endpoints() (paths []string) {
-	for _, api := range pd.GenerateAPIs() {
-		paths = append(paths, api.Path())
-	}
-	return paths
 }
 
 // Handler returns the handler of all paths.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/store"
+	"github.com/tandem-serving/tandem/batch/upstream"
 )
 
 const (
@@ -25,13 +25,6 @@ const (
 	saveBytes = 1 << 20
 	// leaseTime in milliseconds: a worker that has saved nothing for so long has ended, or is of no use.
 	leaseTime = 30_000
-	// mostFailures is how many tries of a line may fail for which the line itself is the likely reason: its connection broke, it took
-	// too long, or the upstream has served others meanwhile.
-	mostFailures = 5
-	// mostFailuresAlone is how many may fail in all. The upstream may be down as a whole, behind a proxy that answers 502 or 503: with
-	// pauses of up to mostPause, about three minutes.
-	mostFailuresAlone = 10
-	mostPause         = 2 * time.Minute
 )
 
 // job is a line to send.
@@ -171,7 +164,7 @@ func (r *chunkRun) compute(stop, cut context.Context, sent func()) (closing stri
 			return "", err
 		case err != nil:
 			r.w.log.Warn("results are kept in memory, and no lines are sent, until they can be saved", "error", err)
-			r.w.pace.Pause(2 * saveEvery)
+			r.w.upstream.Pause(2 * saveEvery)
 		case closing == "" && status.Closes() != "":
 			closeFor(status.Closes())
 		}
@@ -184,7 +177,7 @@ func (r *chunkRun) dispatch(start, call context.Context, sent func()) {
 	defer running.Wait()
 	defer sent()
 	for _, j := range r.jobs {
-		if r.w.pace.Acquire(start) != nil {
+		if r.w.upstream.Acquire(start) != nil {
 			return
 		}
 		running.Go(func() { r.runLine(start, call, j) })
@@ -193,40 +186,10 @@ func (r *chunkRun) dispatch(start, call context.Context, sent func()) {
 
 // runLine sends a line, for which the caller has acquired a slot, until it has a result.
 func (r *chunkRun) runLine(start, call context.Context, j job) {
-	req := request{id: r.requestID(j.number), endpoint: j.Endpoint, tenant: r.batch.Tenant, body: j.Body}
-	failures, alone, served := 0, 0, r.w.served.Load()
-	for try := 0; ; try++ {
-		a := r.w.sender.send(call, req)
-		r.w.account(a)
-		switch a.verdict {
-		case aborted:
-			return
-		case failed:
-			if now := r.w.served.Load(); now != served || a.status == 0 {
-				failures, served = failures+1, now
-			}
-			if alone++; failures >= mostFailures || alone >= mostFailuresAlone {
-				a.verdict = final
-			}
-		}
-		if a.verdict == final {
-			r.add(j, batch.Result{CustomID: j.CustomID, RequestID: req.id, Status: a.status, Body: a.body, Code: a.code}, true)
-			return
-		}
-		if !sleep(start, r.w.pause(try, a.retryAfter)) || r.w.pace.Acquire(start) != nil {
-			return
-		}
+	req := upstream.Request{ID: r.requestID(j.number), Endpoint: j.Endpoint, Tenant: r.batch.Tenant, Body: j.Body}
+	if a, ok := r.w.upstream.Do(start, call, req); ok {
+		r.add(j, batch.Result{CustomID: j.CustomID, RequestID: req.ID, Status: a.Status, Body: a.Body, Code: a.Code}, true)
 	}
-}
-
-// pause returns how long a line waits for its next try: what the upstream has asked for, or twice as long each time, spread so that lines that
-// failed together do not come together again.
-func (w *Worker) pause(try int, retryAfter time.Duration) time.Duration {
-	if retryAfter > 0 {
-		return min(retryAfter, longestPause)
-	}
-	d := min(w.firstPause<<min(try, 10), mostPause)
-	return d/2 + rand.N(d/2)
 }
 
 // sleep waits, and reports whether ctx has not ended meanwhile.
@@ -314,7 +277,7 @@ func (r *chunkRun) finish(cut context.Context) error {
 			return err
 		}
 		r.w.log.Warn("a chunk cannot be stored now", "batch", r.batch.ID, "error", err)
-		r.w.pace.Pause(2 * saveEvery)
+		r.w.upstream.Pause(2 * saveEvery)
 		if !sleep(cut, 2*saveEvery) {
 			return r.release()
 		}

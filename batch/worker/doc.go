@@ -7,7 +7,7 @@
 //   - validates the input files of new batches, and cuts them into chunks;
 //   - leases chunks, those of batches that are behind their window first, else from each batch in turn;
 //   - sends the lines of a chunk in the order of their prompts, so that those with the same prefix find it in the KV cache, with an
-//     objective that has them yield to online traffic, at the pace that [Pacer] finds;
+//     objective that has them yield to online traffic, at the pace that batch/upstream finds;
 //   - ends batches whose lines all have a result.
 //
 // A line may be sent more than once, always with the same x-request-id; its result counts once (see batch/store). Results that are

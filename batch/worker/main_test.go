@@ -25,6 +25,7 @@ import (
 	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/blob"
 	"github.com/tandem-serving/tandem/batch/store"
+	"github.com/tandem-serving/tandem/batch/upstream"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -39,7 +40,7 @@ type bench struct {
 	t     *testing.T
 	store *store.Store
 	blobs *blob.Dir
-	to    Upstream
+	to    upstream.Config
 
 	mu   sync.Mutex
 	seen []seen
@@ -64,7 +65,7 @@ func newBench(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, 
 		t.Fatal(err)
 	}
 	b := &bench{t: t, store: s, blobs: blobs}
-	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var body struct{ Prompt string }
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil || r.URL.Path != endpoint {
 			t.Errorf("the upstream got %s: %v", r.URL.Path, err)
@@ -76,16 +77,16 @@ func newBench(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, 
 		answer(w, r, body.Prompt)
 	}))
 	t.Cleanup(func() {
-		upstream.Close()
+		engine.Close()
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	at, err := url.Parse(upstream.URL + "/v1")
+	at, err := url.Parse(engine.URL + "/v1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.to = Upstream{URL: at, Key: "secret", Objective: "batch", Timeout: patience, InFlight: 16}
+	b.to = upstream.Config{URL: at, Key: "secret", Objective: "batch", Timeout: patience, InFlight: 16, FirstPause: time.Millisecond}
 	return b
 }
 
@@ -115,10 +116,10 @@ func (r running) stop() {
 }
 
 func (b *bench) newWorker() *Worker {
-	w := New(Config{Upstream: b.to, MaxLines: 10_000, Drain: patience, Retention: time.Hour}, b.store, b.blobs, Telemetry{Log: slog.New(slog.NewTextHandler(b.t.Output(), nil)),
-		Metrics: prometheus.NewRegistry(), Tracer: noop.Tracer{}, Propagator: propagation.NewCompositeTextMapPropagator()})
-	w.firstPause = time.Millisecond
-	return w
+	reg := prometheus.NewRegistry()
+	to := upstream.New(b.to, upstream.Telemetry{Metrics: reg, Tracer: noop.Tracer{}, Propagator: propagation.NewCompositeTextMapPropagator()})
+	b.t.Cleanup(to.Close)
+	return New(Config{MaxLines: 10_000, Drain: patience, Retention: time.Hour}, b.store, b.blobs, to, Telemetry{Log: slog.New(slog.NewTextHandler(b.t.Output(), nil)), Metrics: reg})
 }
 
 // work runs a worker until the end of the test, or until it is stopped.

@@ -12,33 +12,18 @@ import (
 
 // metrics are those of a worker. No label holds a tenant, a batch or a model.
 type metrics struct {
-	lines    *prometheus.CounterVec
-	attempts *prometheus.CounterVec
-	took     prometheus.Histogram
-	seconds  *prometheus.HistogramVec
+	lines   *prometheus.CounterVec
+	seconds *prometheus.HistogramVec
 }
 
-// String names the verdict in metrics.
-func (v verdict) String() string {
-	return [...]string{final: "answered", full: "full", unreachable: "unreachable", failed: "failed", aborted: "aborted"}[v]
-}
-
-func newMetrics(reg prometheus.Registerer, pace *Pacer, s *store.Store) *metrics {
+func newMetrics(reg prometheus.Registerer, s *store.Store) *metrics {
 	m := &metrics{
 		lines: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_batch_lines_total",
 			Help: "Lines of batches with a result: completed, failed, or not-run because the batch was cancelled or has expired."}, []string{"result"}),
-		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_batch_attempts_total",
-			Help: "Requests to the upstream, by outcome: answered, full, unreachable, failed or aborted."}, []string{"outcome"}),
-		took: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_batch_request_seconds",
-			Help: "Time of the requests to the upstream that were answered.", Buckets: []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_batch_seconds",
 			Help: "Time of batches from their creation to their end, by the status in which they ended.", Buckets: []float64{1, 10, 60, 300, 900, 1800, 3600, 7200, 14400, 28800, 57600, 86400, 172800}}, []string{"status"}),
 	}
-	limit := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_batch_limit",
-		Help: "Requests that may be in flight, as the pace has it."}, func() float64 { limit, _ := pace.State(); return float64(limit) })
-	inflight := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_batch_inflight",
-		Help: "Requests in flight."}, func() float64 { _, inflight := pace.State(); return float64(inflight) })
-	reg.MustRegister(m.lines, m.attempts, m.took, m.seconds, limit, inflight, batches{s, prometheus.NewDesc("tandem_batch_batches", "Batches in the store, by status.", []string{"status"}, nil)})
+	reg.MustRegister(m.lines, m.seconds, batches{s, prometheus.NewDesc("tandem_batch_batches", "Batches in the store, by status.", []string{"status"}, nil)})
 	return m
 }
 

@@ -267,3 +267,9 @@ func (w *Worker) validate(ctx context.Context, b store.Open) error {
 	w.log.Info("a batch begins", "batch", b.ID, "lines", len(v.ids), "chunks", len(v.chunks), "endpoint", b.Endpoint)
 	return w.store.Begin(ctx, b.ID, epoch, v.model, v.chunks, w.now())
 }
+
+// clip shortens a text of the user's for messages.
+func clip(text string) string {
+	const most = 1000
+	return text[:min(len(text), most)]
+}

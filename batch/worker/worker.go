@@ -7,20 +7,17 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.opentelemetry.io/otel/propagation"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/store"
+	"github.com/tandem-serving/tandem/batch/upstream"
 )
 
 // Config is what a Worker needs to know.
 type Config struct {
-	Upstream  Upstream
 	MaxLines  int64         // of an input file
 	Drain     time.Duration // in which requests in flight may end when the worker stops
 	Retention time.Duration // after which ended batches are deleted; 0: never
@@ -28,10 +25,8 @@ type Config struct {
 
 // Telemetry is where a Worker reports. No field may be nil.
 type Telemetry struct {
-	Log        *slog.Logger
-	Metrics    prometheus.Registerer
-	Tracer     trace.Tracer
-	Propagator propagation.TextMapPropagator
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
 }
 
 const (
@@ -42,7 +37,6 @@ const (
 	// activeBytes and activeChunks bound the chunks that have not ended, of which the last lines may take long.
 	activeBytes  = 32 << 20
 	activeChunks = 64
-	firstPause   = 500 * time.Millisecond
 )
 
 // Worker works on the open batches of a store. Make it with New, and Run it once.
@@ -52,14 +46,11 @@ type Worker struct {
 	blobs   batch.Blobs
 	log     *slog.Logger
 	metrics *metrics
-	pace    *Pacer
-	sender  *sender
-	served  atomic.Int64  // requests that the upstream has answered for good
 	wake    chan struct{} // there may be work; holds one
 	feeds   chan struct{} // holds one for each chunk that sends lines
 
+	upstream    *upstream.Client
 	validations chan store.Open // to the goroutine that validates
-	firstPause  time.Duration   // of a line that has failed; a field so that tests can shorten it
 
 	mu     sync.Mutex
 	chunks int   // that have not ended
@@ -67,11 +58,9 @@ type Worker struct {
 }
 
 // New makes a Worker.
-func New(cfg Config, s *store.Store, blobs batch.Blobs, t Telemetry) *Worker {
-	w := &Worker{cfg: cfg, store: s, blobs: blobs, log: t.Log, pace: NewPacer(cfg.Upstream.InFlight), sender: newSender(cfg.Upstream, t),
-		wake: make(chan struct{}, 1), feeds: make(chan struct{}, feeding), validations: make(chan store.Open), firstPause: firstPause}
-	w.metrics = newMetrics(t.Metrics, w.pace, s)
-	return w
+func New(cfg Config, s *store.Store, blobs batch.Blobs, to *upstream.Client, t Telemetry) *Worker {
+	return &Worker{cfg: cfg, store: s, blobs: blobs, upstream: to, log: t.Log, metrics: newMetrics(t.Metrics, s),
+		wake: make(chan struct{}, 1), feeds: make(chan struct{}, feeding), validations: make(chan store.Open)}
 }
 
 func (w *Worker) now() int64 { return time.Now().UnixMilli() }
@@ -89,7 +78,6 @@ func (w *Worker) Run(ctx context.Context) {
 	cut, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	var running sync.WaitGroup
-	defer w.sender.close()
 	defer running.Wait()
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(w.cfg.Drain, end) })
 	defer stop()
@@ -118,7 +106,7 @@ func (w *Worker) Run(ctx context.Context) {
 			sent()
 			if err != nil {
 				w.log.Warn("a chunk has not ended", "batch", run.batch.ID, "chunk", run.chunk.Number, "error", err)
-				w.pace.Pause(saveEvery)
+				w.upstream.Pause(saveEvery)
 			}
 		})
 	}
@@ -321,19 +309,4 @@ func behind(o store.Open, now int64) bool {
 	window, passed := o.Times.Expires-o.Times.InProgress, now-o.Times.InProgress
 	done := o.Counts.Completed + o.Counts.Failed
 	return 2*passed > window && float64(done)*float64(window) < float64(o.Counts.Total)*float64(passed)
-}
-
-// account has pace and metrics learn from an attempt.
-func (w *Worker) account(a answer) {
-	switch a.verdict {
-	case final:
-		w.served.Add(1)
-		w.pace.Answered(a.took, a.queued)
-		w.metrics.took.Observe(a.took.Seconds())
-	case full:
-		w.pace.Full(a.retryAfter)
-	default:
-		w.pace.Failed()
-	}
-	w.metrics.attempts.WithLabelValues(a.verdict.String()).Inc()
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/api"
 	"github.com/tandem-serving/tandem/batch/blob"
+	"github.com/tandem-serving/tandem/batch/upstream"
 	"github.com/tandem-serving/tandem/batch/worker"
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 )
@@ -29,7 +30,7 @@ var program = boot.Program{Summary: "Tandem's batch server: OpenAI's Batch API, 
 type config struct {
 	Listen   listen   `group:"Listeners"`
 	Keep     keep     `group:"Files and batches"`
-	Upstream upstream `group:"Server of the models"`
+	Upstream server   `group:"Server of the models"`
 	Log      boot.Log `group:"Log"`
 }
 
@@ -79,7 +80,7 @@ func (k *keep) quota() batch.Amounts {
 	return batch.Amounts{Bytes: int64(k.TenantBytes), Batches: k.TenantBatches, Lines: k.TenantLines}
 }
 
-type upstream struct {
+type server struct {
 	URL       string        `flag:"upstream" arg:"URL" help:"server that answers the requests, such as http://gateway:8080; a path /v1 at its end is left out"`
 	KeyFile   string        `flag:"upstream-key-file" arg:"FILE" help:"file with the API key that is sent to it; empty: none"`
 	CAFile    string        `flag:"upstream-ca-file" arg:"FILE" help:"certificate authorities of its certificate, read again when they change; empty: the system's"`
@@ -93,7 +94,7 @@ func defaults() config {
 	return config{
 		Listen:   listen{Host: "127.0.0.1", Port: 8085, TLS: boot.DefaultHandshake(), Metrics: 9097},
 		Keep:     keep{Retention: 30 * 24 * time.Hour, MaxFile: 1 << 30, MaxLines: 1_000_000},
-		Upstream: upstream{Objective: "batch", InFlight: 256, Timeout: 10 * time.Minute, Drain: 20 * time.Second},
+		Upstream: server{Objective: "batch", InFlight: 256, Timeout: 10 * time.Minute, Drain: 20 * time.Second},
 	}
 }
 
@@ -126,7 +127,7 @@ func (c *config) Validate(p *boot.Problems) {
 	p.Require(c.Upstream.Drain >= 0, "drain-timeout", "must not be negative")
 }
 
-func (u *upstream) address() (*url.URL, error) {
+func (u *server) address() (*url.URL, error) {
 	if u.URL == "" {
 		return nil, errors.New("is missing: name the server that answers the requests, such as http://gateway:8080")
 	}
@@ -137,7 +138,7 @@ func (u *upstream) address() (*url.URL, error) {
 	return at, nil
 }
 
-func (u *upstream) key() (string, error) {
+func (u *server) key() (string, error) {
 	if u.KeyFile == "" {
 		return "", nil
 	}
@@ -166,12 +167,14 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	}
 	defer data.close()
 	metrics := boot.NewRegistry()
-	to, err := cfg.Upstream.worker(log)
+	address, err := cfg.Upstream.config(log)
 	if err != nil {
 		return err
 	}
-	works := worker.New(worker.Config{Upstream: to, MaxLines: cfg.Keep.MaxLines, Drain: cfg.Upstream.Drain, Retention: cfg.Keep.Retention}, data.store, data.blobs,
-		worker.Telemetry{Log: log, Metrics: metrics, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/batch/worker"), Propagator: telemetry.Propagator})
+	to := upstream.New(address, upstream.Telemetry{Metrics: metrics, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/batch/upstream"), Propagator: telemetry.Propagator})
+	defer to.Close()
+	works := worker.New(worker.Config{MaxLines: cfg.Keep.MaxLines, Drain: cfg.Upstream.Drain, Retention: cfg.Keep.Retention}, data.store, data.blobs, to,
+		worker.Telemetry{Log: log, Metrics: metrics})
 	serves := api.New(api.Config{MaxFile: int64(cfg.Keep.MaxFile), TenantHeader: cfg.Listen.TenantHeader, Quota: cfg.Keep.quota(), Retention: cfg.Keep.Retention, Changed: works.Wake}, data.store, data.blobs, log)
 	scrapes, err := cfg.Listen.MetricsTLS.Config(log)
 	if err != nil {
@@ -191,20 +194,20 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	return p.serve(ctx, std)
 }
 
-func (u *upstream) worker(log *slog.Logger) (worker.Upstream, error) {
+func (u *server) config(log *slog.Logger) (upstream.Config, error) {
 	at, err := u.address()
 	if err != nil {
-		return worker.Upstream{}, boot.Configf("upstream: %w", err)
+		return upstream.Config{}, boot.Configf("upstream: %w", err)
 	}
 	key, err := u.key()
 	if err != nil {
-		return worker.Upstream{}, boot.Configf("upstream-key-file: %w", err)
+		return upstream.Config{}, boot.Configf("upstream-key-file: %w", err)
 	}
 	tlsOf, err := boot.ClientTLS(boot.PeerTLS{CAFile: u.CAFile}, log)
 	if err != nil {
-		return worker.Upstream{}, fmt.Errorf("upstream-ca-file: %w", err)
+		return upstream.Config{}, fmt.Errorf("upstream-ca-file: %w", err)
 	}
-	return worker.Upstream{URL: at, Key: key, TLS: tlsOf, Objective: u.Objective, Timeout: u.Timeout, InFlight: u.InFlight}, nil
+	return upstream.Config{URL: at, Key: key, TLS: tlsOf, Objective: u.Objective, Timeout: u.Timeout, InFlight: u.InFlight}, nil
 }
 
 func (l *listen) at(port int) string { return net.JoinHostPort(l.Host, strconv.Itoa(port)) }

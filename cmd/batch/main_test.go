@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/batch/worker"
+	"github.com/tandem-serving/tandem/batch/upstream"
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
 )
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
-// TestUpstreamFlags: every flag about the upstream reaches the worker, and the key is read from its file.
+// TestUpstreamFlags: every flag about the upstream reaches the client, and the key is read from its file.
 func TestUpstreamFlags(t *testing.T) {
 	key := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(key, []byte("secret\n"), 0o600); err != nil {
@@ -35,7 +35,7 @@ func TestUpstreamFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := cfg.Upstream.worker(slog.New(slog.DiscardHandler))
+	got, err := cfg.Upstream.config(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestUpstreamFlags(t *testing.T) {
 		t.Errorf("URL %s", got.URL)
 	}
 	got.URL, got.TLS = nil, nil
-	if want := (worker.Upstream{Key: "secret", Objective: "night", InFlight: 7, Timeout: 8 * time.Second}); !reflect.DeepEqual(got, want) {
+	if want := (upstream.Config{Key: "secret", Objective: "night", InFlight: 7, Timeout: 8 * time.Second}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/tandem-serving/tandem/batch/api"
 	"github.com/tandem-serving/tandem/batch/blob"
 	"github.com/tandem-serving/tandem/batch/store"
+	"github.com/tandem-serving/tandem/batch/upstream"
 	"github.com/tandem-serving/tandem/batch/worker"
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
@@ -39,7 +40,7 @@ func TestScripts(t *testing.T) { boottest.Scripts(t) }
 // serve runs the real API and a worker, whose upstream answers each prompt, and refuses those that begin with "bad".
 func serve(t *testing.T) (address string) {
 	t.Helper()
-	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		text, _ := io.ReadAll(r.Body) // the worker may have gone
 		w.Header().Set("Content-Type", "application/json")
 		if bytes.Contains(text, []byte(`"bad`)) {
@@ -47,8 +48,8 @@ func serve(t *testing.T) (address string) {
 		}
 		fmt.Fprint(w, `{"choices":[]}`)
 	}))
-	t.Cleanup(upstream.Close)
-	at, err := url.Parse(upstream.URL)
+	t.Cleanup(engine.Close)
+	at, err := url.Parse(engine.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,8 +63,9 @@ func serve(t *testing.T) (address string) {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	w := worker.New(worker.Config{Upstream: worker.Upstream{URL: at, Timeout: time.Minute, InFlight: 8}, MaxLines: 1000, Drain: time.Minute}, s, blobs,
-		worker.Telemetry{Log: log, Metrics: prometheus.NewRegistry(), Tracer: noop.Tracer{}, Propagator: propagation.NewCompositeTextMapPropagator()})
+	metrics := prometheus.NewRegistry()
+	to := upstream.New(upstream.Config{URL: at, Timeout: time.Minute, InFlight: 8}, upstream.Telemetry{Metrics: metrics, Tracer: noop.Tracer{}, Propagator: propagation.NewCompositeTextMapPropagator()})
+	w := worker.New(worker.Config{MaxLines: 1000, Drain: time.Minute}, s, blobs, to, worker.Telemetry{Log: log, Metrics: metrics})
 	server := httptest.NewServer(api.New(api.Config{MaxFile: 1 << 20, Changed: w.Wake}, s, blobs, log).Handler())
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -72,6 +74,7 @@ func serve(t *testing.T) (address string) {
 		server.Close()
 		stop()
 		running.Wait()
+		to.Close()
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}

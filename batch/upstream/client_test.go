@@ -1,4 +1,4 @@
-package worker
+package upstream
 
 import (
 	"crypto/tls"
@@ -8,10 +8,20 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace/noop"
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// telemetry is one that goes nowhere.
+func telemetry() Telemetry {
+	return Telemetry{Metrics: prometheus.NewRegistry(), Tracer: noop.Tracer{}, Propagator: propagation.NewCompositeTextMapPropagator()}
+}
 
 // An upstream with a certificate of the operator's own is trusted by its authority only.
 func TestUpstreamTLS(t *testing.T) {
@@ -32,10 +42,10 @@ func TestUpstreamTLS(t *testing.T) {
 		{"another authority", func() *tls.Config { return &tls.Config{RootCAs: x509.NewCertPool()} }, unreachable},
 		{"the system's authorities", nil, unreachable},
 	} {
-		s := newSender(Upstream{URL: at, Timeout: patience, InFlight: 1, TLS: c.tls}, Telemetry{Tracer: noop.Tracer{}, Propagator: propagation.NewCompositeTextMapPropagator()})
-		if a := s.send(t.Context(), request{id: "1", endpoint: endpoint, body: []byte("{}")}); a.verdict != c.want {
+		client := New(Config{URL: at, Timeout: time.Minute, InFlight: 1, TLS: c.tls}, telemetry())
+		if a := client.send(t.Context(), Request{ID: "1", Endpoint: "/v1/completions", Body: []byte("{}")}); a.verdict != c.want {
 			t.Errorf("%s: %s, want %s", c.name, a.verdict, c.want)
 		}
-		s.close()
+		client.Close()
 	}
 }
