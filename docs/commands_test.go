@@ -366,6 +366,8 @@ func TestYAML(t *testing.T) {
 				}
 			case strings.Contains(c.text, "kind: EndpointPickerConfig"):
 				run(t, "", program(t, "tandem"), "check", file)
+			case strings.HasPrefix(c.text, "# queues.yaml\n"):
+				run(t, "", program(t, "batch"), "--check", "--data=data", "--upstream=http://127.0.0.1:1", "--queues-file="+file)
 			case strings.HasPrefix(c.text, "# classes.yaml\n"):
 				run(t, "", program(t, "tandem"), "replay", "--requests", "5", "--classes", file)
 			case strings.HasPrefix(c.text, "# pool.yaml\n"), strings.HasPrefix(c.text, "# adapters.yaml\n"):

@@ -1,5 +1,5 @@
-// Command batch serves OpenAI's Batch API, and has the lines of batches computed by an OpenAI server: the gateway in front of Tandem's
-// picker, or an engine.
+// Command batch serves OpenAI's Batch API, and has the lines of batches, and the messages of queues, computed by an OpenAI server: the
+// gateway in front of Tandem's picker, or an engine.
 package main
 
 import (
@@ -24,13 +24,14 @@ import (
 
 func main() { boot.Main(run) }
 
-var program = boot.Program{Summary: "Tandem's batch server: OpenAI's Batch API, whose requests run on capacity that online traffic leaves."}
+var program = boot.Program{Summary: "Tandem's batch server: OpenAI's Batch API, and consumers of queues, whose requests run on capacity that online traffic leaves."}
 
 // config is every flag with its default and its meaning.
 type config struct {
 	Listen   listen   `group:"Listeners"`
 	Keep     keep     `group:"Files and batches"`
 	Upstream server   `group:"Server of the models"`
+	Queues   queues   `group:"Queues"`
 	Log      boot.Log `group:"Log"`
 }
 
@@ -125,6 +126,7 @@ func (c *config) Validate(p *boot.Problems) {
 	p.Require(c.Upstream.InFlight > 0, "max-inflight", "must be positive")
 	p.Require(c.Upstream.Timeout > 0, "request-timeout", "must be positive")
 	p.Require(c.Upstream.Drain >= 0, "drain-timeout", "must not be negative")
+	c.Queues.validate(p)
 }
 
 func (u *server) address() (*url.URL, error) {
@@ -175,6 +177,11 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	defer to.Close()
 	works := worker.New(worker.Config{MaxLines: cfg.Keep.MaxLines, Drain: cfg.Upstream.Drain, Retention: cfg.Keep.Retention}, data.store, data.blobs, to,
 		worker.Telemetry{Log: log, Metrics: metrics})
+	consumers, err := cfg.Queues.open(to, cfg.Upstream.Drain, metrics, log, telemetry.Propagator)
+	if err != nil {
+		return err
+	}
+	defer consumers.close()
 	serves := api.New(api.Config{MaxFile: int64(cfg.Keep.MaxFile), TenantHeader: cfg.Listen.TenantHeader, Quota: cfg.Keep.quota(), Retention: cfg.Keep.Retention, Changed: works.Wake}, data.store, data.blobs, log)
 	scrapes, err := cfg.Listen.MetricsTLS.Config(log)
 	if err != nil {
@@ -189,7 +196,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return err
 	}
 	ready := func() error { return data.ready(ctx) }
-	p := process{log: log, server: server, api: open[0], works: works, sweep: data.sweepBucket,
+	p := process{log: log, server: server, api: open[0], works: works, consumers: consumers, sweep: data.sweepBucket,
 		operations: boot.Service{Name: "metrics", Listener: open[1], Handler: boot.Operations(metrics, ready), TLS: scrapes}}
 	return p.serve(ctx, std)
 }
@@ -239,6 +246,7 @@ type process struct {
 	server     *http.Server
 	api        net.Listener
 	works      *worker.Worker
+	consumers  consumers
 	sweep      func(ctx context.Context, log *slog.Logger) // deletes what other processes have left; until ctx ends
 	operations boot.Service
 }
@@ -256,6 +264,9 @@ func (p process) serve(ctx context.Context, std boot.IO) error {
 	running.Go(func() { defer fail(); errs[1] = p.serveAPI() })
 	working.Go(func() { p.works.Run(ctx) })
 	working.Go(func() { p.sweep(ctx, p.log) })
+	for _, c := range p.consumers {
+		working.Go(func() { c.Run(ctx) })
+	}
 	if errs[2] = boot.Ready(std.Stdout, "batch", boot.Addresses{"http": p.api.Addr(), "metrics": p.operations.Listener.Addr()}); errs[2] != nil {
 		fail()
 	}
