@@ -123,7 +123,7 @@ var importRules = []importRule{
 	{"sidecar…", []string{"sidecar…", "pd…", "transfer…"}, anything},
 	{"epp", []string{"pd…", "transfer"}, anything},
 	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/flow", "epp/read", "epp/sched", "pd…"}, anything},
-	{"epp/plugin…", []string{"epp", "epp/flow", "epp/kvfeed", "epp/latency", "epp/plugin…", "epp/prefix", "epp/pool", "epp/pool/page", "epp/tokens", "epp/tokens/chat", "pd…", "transfer"}, anything},
+	{"epp/plugin…", []string{"epp", "epp/flow", "epp/kvfeed", "epp/latency", "epp/plugin…", "epp/prefix", "epp/pool", "epp/pool/page", "epp/scale", "epp/tokens", "epp/tokens/chat", "pd…", "transfer"}, anything},
 	{"epp/pool", []string{"epp", "epp/pool/page", "pd…"}, anything},
 	{"epp/kvindex", nil, nil},
 	{"epp/tokens", []string{"epp/tokens/chars", "epp/tokens/pattern"}, nil},
@@ -134,6 +134,7 @@ var importRules = []importRule{
 	{"epp/kvevents", []string{"epp/kvindex", "transfer/zmtp"}, anything},
 	{"epp/kvfeed", []string{"epp", "epp/kvevents", "epp/kvindex", "epp/prefix", "pd…", "transfer…"}, anything},
 	{"epp/config", []string{"epp", "epp/flow", "pd…", "transfer"}, anything},
+	{"epp/scale", []string{"epp", "epp/latency", "pd…"}, anything},
 	{"epp/shadow", []string{"epp", "epp/latency", "epp/sched", "pd…"}, anything},
 	{"epp/replica", []string{"epp"}, anything},
 	{"epp/setup", []string{"epp", "epp/config", "epp/flow", "epp/sched", "pd…"}, anything},
@@ -397,6 +398,7 @@ var llmdMetrics = []string{
 	"llm_d_epp_flow_control_global_capacity_utilization_bytes", "llm_d_epp_flow_control_global_capacity_utilization_requests",
 	"llm_d_epp_flow_control_pool_saturation", "llm_d_epp_flow_control_queue_bytes", "llm_d_epp_flow_control_queue_size",
 	"llm_d_epp_flow_control_requests_total", "llm_d_epp_request_running",
+	"inferno_current_replicas", "inferno_desired_replicas", "wva_current_replicas", "wva_desired_replicas",
 }
 
 // checkMetricNames leaves out tests, and the simulated engine, whose metrics

@@ -123,7 +123,12 @@ func declaredMetrics(t *testing.T) map[string]metric {
 // metricName reports whether a literal is the name of one of our metrics. Some have llm-d's names: the house rule "metric names" lists
 // them.
 func metricName(literal string) bool {
-	return strings.HasPrefix(literal, "tandem_") || strings.HasPrefix(literal, "llm_d_epp_")
+	for _, prefix := range []string{"tandem_", "llm_d_epp_", "wva_", "inferno_"} {
+		if strings.HasPrefix(literal, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 func calls(call *ast.CallExpr, name string) bool {

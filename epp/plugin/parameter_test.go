@@ -84,6 +84,12 @@ func TestProblems(t *testing.T) {
 		{"inflight-load-producer", "outputRatio: -1", "outputRatio: must be from 0 to 1000, got -1"},
 		{"inflight-load-producer", "maxEstimatedOutputTokens: -1", "maxEstimatedOutputTokens: must not be negative, got -1"},
 		{"token-producer", "estimate: {}", ""},
+		{"replica-sizer", "prefill: {maxReplicas: 0}", ""},
+		{"replica-sizer", "{ttftMs: 0, tpotMs: .nan, attainment: 1}", "ttftMs: must be more than 0 and at most 3.6e+06, got 0|" +
+			"tpotMs: must be more than 0 and at most 3.6e+06, got NaN|attainment: must be more than 0 and less than 1, got 1"},
+		{"replica-sizer", "{decode: {maxReplicas: 0}, prefill: {minReplicas: 5, readySeconds: -1}}", "prefill.minReplicas: must be from 0 to maxReplicas, got 5|" +
+			"prefill.readySeconds: must be more than 0 and at most 3600, got -1|decode.maxReplicas: must be from 1 to 1024, got 0"},
+		{"replica-sizer", "decode: {variant: prefill}", `decode.variant: must differ from that of prefill, or their metrics cannot be told apart; got "prefill"`},
 
 		{"label-selector-filter", "matchLabels: {'': x}", "matchLabels: a label has no name"},
 		{"by-label-selector", "matchExpressions: [{key: a, operator: In}]", "matchExpressions[0].values: must not be empty with In"},

@@ -105,6 +105,9 @@ var Table = []epp.Row{
 	// Reporters of numbers about answers.
 	{Type: "request-attribute-reporter", New: reporter.NewRequestAttribute},
 
+	// What computes how many replicas there should be, for autoscalers.
+	{Type: "replica-sizer", New: newReplicaSizer},
+
 	// Request parsers, for requestHandler.
 	{Type: "openai-parser", New: parser.NewOpenAI},
 	{Type: "anthropic-parser", New: parser.NewAnthropic},

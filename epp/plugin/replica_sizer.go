@@ -1,0 +1,110 @@
+package plugin
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/latency"
+	"github.com/tandem-serving/tandem/epp/scale"
+)
+
+// ReplicaSizer computes how many prefill and decode replicas the load needs, for autoscalers to read: HPA and KEDA from the metric
+// tandem_desired_replicas, or by the names of llm-d's Workload Variant Autoscaler. It starts and stops nothing. It goes by the times that
+// predicted-latency-producer learns from sidecars, as cost-pd-decider does, and by a usual GPU until there are some.
+type ReplicaSizer struct {
+	// TTFTMs is the wanted time to first token, in milliseconds. Default 2000.
+	TTFTMs float64 `yaml:"ttftMs"`
+	// TPOTMs is the wanted time for each further token, in milliseconds. Default 50.
+	TPOTMs float64 `yaml:"tpotMs"`
+	// Attainment is the share of the requests that are to meet both, more than 0 and less than 1. Default 0.99.
+	Attainment float64 `yaml:"attainment"`
+	// StabilizationWindowSeconds is how long fewer replicas must have been enough before fewer are wanted. Default 300, as of HPA.
+	StabilizationWindowSeconds float64 `yaml:"stabilizationWindowSeconds"`
+	// Prefill are the replicas that only compute prompts.
+	Prefill SizedRole `yaml:"prefill"`
+	// Decode are the replicas that generate answers, also those that compute prompts too.
+	Decode SizedRole `yaml:"decode"`
+}
+
+// SizedRole is what replica-sizer is told of the replicas of one role.
+type SizedRole struct {
+	// Variant is the value of the label variant, or variant_name, of the metrics: what has the replicas, such as a Deployment. Default: the
+	// role.
+	Variant string `yaml:"variant"`
+	// MinReplicas is the smallest number of replicas. Default 1.
+	MinReplicas int `yaml:"minReplicas"`
+	// MaxReplicas is the largest number of replicas, at most 1024; 0 for prefill: the pool has none. Default 4.
+	MaxReplicas int `yaml:"maxReplicas"`
+	// VariantCost is what a replica costs, in any unit: where a decider compares costs, it weighs roles against each other. Default 10.
+	VariantCost float64 `yaml:"variantCost"`
+	// ReadySeconds is how long it takes from the wish for a replica until it serves: so far ahead the load is forecast. Default 120.
+	ReadySeconds float64 `yaml:"readySeconds"`
+}
+
+// newReplicaSizer returns the parameters with their defaults.
+func newReplicaSizer() epp.Plugin {
+	role := SizedRole{MinReplicas: 1, MaxReplicas: 4, VariantCost: 10, ReadySeconds: 120}
+	return &ReplicaSizer{TTFTMs: 2000, TPOTMs: 50, Attainment: 0.99, StabilizationWindowSeconds: 300, Prefill: role, Decode: role}
+}
+
+// Bounds of parameters.
+const (
+	longestGoalMs   = 3_600_000
+	longestWindow   = 86_400
+	mostReplicas    = 1024
+	highestCost     = 1e9
+	longestStarting = 3_600
+)
+
+// Problems implements epp.Plugin.
+func (p *ReplicaSizer) Problems(report epp.Report) {
+	within := func(field string, value, most float64) {
+		if !(value > 0 && value <= most) {
+			report(field, "must be more than 0 and at most %v, got %v", most, value)
+		}
+	}
+	within("ttftMs", p.TTFTMs, longestGoalMs)
+	within("tpotMs", p.TPOTMs, longestGoalMs)
+	if !(p.Attainment > 0 && p.Attainment < 1) {
+		report("attainment", "must be more than 0 and less than 1, got %v", p.Attainment)
+	}
+	within("stabilizationWindowSeconds", p.StabilizationWindowSeconds, longestWindow)
+	for _, role := range []struct {
+		name   string
+		of     *SizedRole
+		lowest int // maximum
+	}{{"prefill", &p.Prefill, 0}, {"decode", &p.Decode, 1}} {
+		r := role.of
+		if r.MaxReplicas < role.lowest || r.MaxReplicas > mostReplicas {
+			report(role.name+".maxReplicas", "must be from %d to %d, got %d", role.lowest, mostReplicas, r.MaxReplicas)
+		}
+		if r.MinReplicas < 0 || r.MinReplicas > r.MaxReplicas && r.MaxReplicas > 0 {
+			report(role.name+".minReplicas", "must be from 0 to maxReplicas, got %d", r.MinReplicas)
+		}
+		within(role.name+".variantCost", r.VariantCost, highestCost)
+		within(role.name+".readySeconds", r.ReadySeconds, longestStarting)
+	}
+	if p.Prefill.variant("prefill") == p.Decode.variant("decode") {
+		report("decode.variant", "must differ from that of prefill, or their metrics cannot be told apart; got %q", p.Decode.variant("decode"))
+	}
+}
+
+func (r *SizedRole) variant(role string) string { return cmp.Or(r.Variant, role) }
+
+func (r *SizedRole) config(role string) scale.Role {
+	return scale.Role{Variant: r.variant(role), Min: min(r.MinReplicas, r.MaxReplicas), Max: r.MaxReplicas, Cost: r.VariantCost, Ready: fromSeconds(r.ReadySeconds)}
+}
+
+func fromSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// Build implements epp.Plugin. What was learnt of the load outlives a reload.
+func (p *ReplicaSizer) Build(b *epp.Builder) (any, error) {
+	c := scale.Config{
+		Objective: scale.Objective{TTFT: fromSeconds(p.TTFTMs / 1000), TPOT: fromSeconds(p.TPOTMs / 1000), Share: p.Attainment},
+		Prefill:   p.Prefill.config("prefill"), Decode: p.Decode.config("decode"),
+		Window: fromSeconds(p.StabilizationWindowSeconds),
+	}
+	state := epp.Kept(b.Keep, "replica-sizer", func() *scale.State { return new(scale.State) })
+	return scale.New(c, state, latency.Of(b), b.Clock()), nil
+}

@@ -1,0 +1,74 @@
+package plugin
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/scale"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// steps is a clock whose timers a test runs.
+type steps struct {
+	epp.Clock
+	now time.Time
+	run func()
+}
+
+func (c *steps) Now() time.Time { return c.now }
+
+func (c *steps) AfterFunc(d time.Duration, f func()) epp.Timer {
+	c.run = func() { c.now = c.now.Add(d); f() }
+	return c
+}
+
+func (c *steps) Stop() bool { return true }
+
+// TestReplicaSizerOutlivesAReload: a new configuration goes on with the sizes of the one before it, within its own limits.
+func TestReplicaSizerOutlivesAReload(t *testing.T) {
+	clock := &steps{now: time.Unix(1000, 0)}
+	b := builder()
+	b.Keep.Clock = clock
+	pods := []epp.Candidate{loaded("a", 0, 1), loaded("b", 0, 1)}
+	start := func(parameters string) *scale.Sizer {
+		p, err := decode(t, "replica-sizer", parameters)
+		if err != nil {
+			t.Fatal(err)
+		}
+		instance, err := p.Build(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := instance.(*scale.Sizer)
+		for i := range pods {
+			s.EndpointJoined(pods[i].Endpoint)
+		}
+		t.Cleanup(func() {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return s
+	}
+	row := epp.DecodeRow("decode")
+	first := start("{prefill: {maxReplicas: 0}, decode: {maxReplicas: 1000}}")
+	d := &epp.Decision{Verdict: pd.Local, Tokens: 4000, Picks: []epp.StagePick{{Row: &row, Endpoints: []*epp.Endpoint{pods[0].Endpoint}}}}
+	for range 6000 {
+		first.Picked(nil, nil, d)
+	}
+	clock.run()
+	size := first.Sizes()[0]
+	if size.Current != 2 || size.Desired <= 40 {
+		t.Fatalf("400 prompts of 4,000 tokens in a second: %+v", size)
+	}
+	again := start("{prefill: {maxReplicas: 0}, decode: {maxReplicas: 1000, variant: other}}")
+	if got := again.Sizes()[0]; got.Desired != size.Desired || got.Variant != "other" {
+		t.Errorf("after a reload %+v, before %+v", got, size)
+	}
+	lower := start("{prefill: {maxReplicas: 0}, decode: {maxReplicas: 30}}")
+	clock.run()
+	if got := lower.Sizes()[0]; got.Desired != 30 {
+		t.Errorf("with 30 replicas at most %+v", got)
+	}
+}

@@ -1,0 +1,139 @@
+package scale
+
+import (
+	"math"
+	"math/bits"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// classes of prompts by the tokens that are computed: up to 15, and from there two classes for each doubling, up to 2^20 and more.
+const classes = 34
+
+func classOf(tokens int) int {
+	if tokens < 16 {
+		return 0
+	}
+	n := bits.Len(uint(tokens))
+	return min(classes-1, 1+2*(n-5)+int(uint(tokens)>>(n-2)&1))
+}
+
+// tally counts events and a sum over them in one word, so that a pick adds to both at once: the upper 24 bits count events, the lower 40
+// are the sum. They are taken each interval, in which neither overflows.
+type tally struct{ word atomic.Uint64 }
+
+const (
+	sumBits  = 40
+	mostEach = 1 << 24 // of one event: 2^16 such events fit
+)
+
+func (t *tally) add(events, amount int) {
+	t.word.Add(uint64(events)<<sumBits + uint64(max(0, min(amount, mostEach))))
+}
+
+// take returns what was added since the last take.
+func (t *tally) take() (events, sum float64) {
+	w := t.word.Swap(0)
+	return float64(w >> sumBits), float64(w & (1<<sumBits - 1))
+}
+
+// picks counts what picks tell. Adding to it takes two atomic additions.
+type picks struct {
+	local, remote [classes]tally // prompts, and their tokens that are computed, by who computes them
+	prompts       tally          // prompts whose decider compared costs, and the tokens of all prompts
+}
+
+func (p *picks) add(d *epp.Decision) {
+	to, cached := &p.local, d.Cached
+	if d.Verdict == pd.Remote {
+		to = &p.remote
+		for i := range d.Picks {
+			if s := &d.Picks[i]; s.Row.Split && s.Seen != nil {
+				cached = s.Seen.Cached
+			}
+		}
+	}
+	own := max(1, d.Tokens-cached) // engines compute the last token even of a prompt that is all cached
+	to[classOf(own)].add(1, own)
+	p.prompts.add(min(1, len(d.Costs)), d.Tokens)
+}
+
+// mix is what requests are like: sums that fade. The zero value knows nothing.
+type mix struct {
+	local, remote            [classes]float64
+	localTokens              [classes]float64
+	remoteTokens             [classes]float64
+	requests, chosen         float64
+	tokens                   float64 // of prompts
+	answers, answerTokens    float64
+	allInFlight, ownInFlight float64
+	answering                float64 // requests whose answers are generated, as many as were counted at each interval
+	intervals                float64
+}
+
+// mixHalfLife is the age at which a request has half its weight in a mix.
+const mixHalfLife = 2 * time.Minute
+
+// fade has all sums lose weight.
+func (m *mix) fade(after time.Duration) {
+	keep := math.Exp2(-after.Seconds() / mixHalfLife.Seconds())
+	for i := range classes {
+		m.local[i] *= keep
+		m.remote[i] *= keep
+		m.localTokens[i] *= keep
+		m.remoteTokens[i] *= keep
+	}
+	for _, sum := range []*float64{&m.requests, &m.chosen, &m.tokens, &m.answers, &m.answerTokens, &m.allInFlight, &m.ownInFlight, &m.answering, &m.intervals} {
+		*sum *= keep
+	}
+}
+
+// take adds what was picked since the last time, and returns how many requests that were.
+func (m *mix) take(p *picks) (requests float64) {
+	for i := range classes {
+		n, tokens := p.local[i].take()
+		m.local[i], m.localTokens[i] = m.local[i]+n, m.localTokens[i]+tokens
+		requests += n
+		n, tokens = p.remote[i].take()
+		m.remote[i], m.remoteTokens[i] = m.remote[i]+n, m.remoteTokens[i]+tokens
+		requests += n
+	}
+	chosen, tokens := p.prompts.take()
+	m.requests, m.chosen, m.tokens = m.requests+requests, m.chosen+chosen, m.tokens+tokens
+	return requests
+}
+
+// load returns what requests are like, at no rate.
+func (m *mix) load() (l Load) {
+	if m.requests == 0 {
+		return l
+	}
+	for i := range classes {
+		n := m.local[i] + m.remote[i]
+		p := Prompts{Share: n / m.requests}
+		if n > 0 {
+			p.Tokens, p.Remote = (m.localTokens[i]+m.remoteTokens[i])/n, m.remote[i]/n
+		}
+		l.Prompts = append(l.Prompts, p)
+	}
+	l.Prompt, l.Chosen = m.tokens/m.requests, m.chosen > m.requests/2
+	if m.answers > 0 {
+		l.Answer = m.answerTokens / m.answers
+	}
+	return l
+}
+
+// mostPickers bounds how many times as many requests as this picker's come to the pool.
+const mostPickers = 16
+
+// pickers returns how many times as many requests the pool gets as this picker sends, by what is in flight: of this picker and its replicas,
+// as far as they tell.
+func (m *mix) pickers() float64 {
+	if m.ownInFlight == 0 {
+		return 1
+	}
+	return max(1, min(m.allInFlight/m.ownInFlight, mostPickers))
+}

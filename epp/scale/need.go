@@ -1,0 +1,273 @@
+package scale
+
+import (
+	"math"
+	"sort"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp/latency"
+)
+
+// Load is what requests ask of a pool.
+type Load struct {
+	Rate    float64 // requests in a second
+	Burst   float64 // variance of the requests in an interval, as a multiple of their mean: 1 for independent arrivals
+	Prompts []Prompts
+	Prompt  float64 // mean tokens of a prompt, with those that are cached
+	Answer  float64 // mean tokens of an answer
+	// Tokens are those of answers that are generated in a second. It counts if it is more than the rate and the answers say: long answers that
+	// have not ended are known by it.
+	Tokens float64
+	// Chosen says that the decider compares costs, so that the split follows the sizes.
+	Chosen bool
+}
+
+// Prompts are those of about one length.
+type Prompts struct {
+	Share  float64 // of the requests, 0..1
+	Tokens float64 // of one prompt that are computed; the others are cached
+	Remote float64 // share of these prompts that prefill replicas computed
+}
+
+// Objective is what requests are to get.
+type Objective struct {
+	TTFT, TPOT time.Duration // to the first token, and for each further one
+	Share      float64       // of the requests that are to get it, more than 0 and less than 1
+}
+
+// Engines are the replicas of both roles, as far as they are known. A replica with several data-parallel ranks counts as that many.
+type Engines struct {
+	Prefill, Decode latency.Rates
+	KVTokens        float64 // that fit into the KV cache of one decode replica; 0: not known, so it is taken to suffice
+	// Costs of one engine of each role, in any unit: they weigh roles against each other where the split can be chosen.
+	PrefillCost, DecodeCost float64
+	NoPrefill               bool // there are no prefill replicas, and there may be none
+}
+
+// Needed is how many replicas a load needs, without limits.
+type Needed struct {
+	Prefill, Decode int
+	// Split is which prompts are taken to go to prefill where the decider chooses: those of Prompts from this index on.
+	Split int
+}
+
+// mostReplicas bounds how many replicas of a role are looked for.
+const mostReplicas = 1024
+
+// fullest is the share of the KV cache that answers may fill. Above it, engines preempt answers: what a mean says does not hold for each.
+const fullest = 0.9
+
+// Need returns the smallest numbers of replicas that give a load what is wanted. before is the split of the last call, which is kept unless
+// another one is cheaper by a tenth. A wanted time that an idle replica does not reach either is replaced by one that it does.
+func Need(l *Load, o Objective, e *Engines, before int) Needed {
+	n := needs{l, o, e}
+	if !l.Chosen || e.NoPrefill {
+		return n.of(n.seen(), len(l.Prompts))
+	}
+	best, lowest := Needed{}, math.Inf(1)
+	for split := range len(l.Prompts) + 1 {
+		if split < len(l.Prompts) && l.Prompts[split].Share == 0 {
+			continue // the same as the next one
+		}
+		one := n.of(n.from(split), split)
+		cost := e.PrefillCost*float64(one.Prefill) + e.DecodeCost*float64(one.Decode)
+		if split == before {
+			cost *= 0.9
+		}
+		if cost < lowest {
+			best, lowest = one, cost
+		}
+	}
+	return best
+}
+
+type needs struct {
+	*Load
+	Objective
+	*Engines
+}
+
+// seen returns the share of each kind of prompts that goes to prefill as it was seen.
+func (n *needs) seen() []float64 {
+	remote := make([]float64, len(n.Prompts))
+	if !n.NoPrefill {
+		for i := range remote {
+			remote[i] = n.Prompts[i].Remote
+		}
+	}
+	return remote
+}
+
+// from returns it if all prompts from an index on go there.
+func (n *needs) from(split int) []float64 {
+	remote := make([]float64, len(n.Prompts))
+	for i := split; i < len(remote); i++ {
+		remote[i] = 1
+	}
+	return remote
+}
+
+func (n *needs) of(remote []float64, split int) Needed {
+	need := Needed{Split: split}
+	if n.Rate <= 0 && n.tokens() <= 0 {
+		return need
+	}
+	need.Decode = smallest(func(replicas int) bool { return n.decodes(replicas, remote) })
+	if at := n.at(need.Decode, remote); n.rate(remote) > 0 {
+		need.Prefill = smallest(func(replicas int) bool { return n.prefills(replicas, remote, at.answers) })
+	}
+	return need
+}
+
+func smallest(enough func(replicas int) bool) int {
+	return 1 + sort.Search(mostReplicas-1, func(i int) bool { return enough(1 + i) })
+}
+
+// tokens returns how many tokens of answers are wanted in a second.
+func (n *needs) tokens() float64 { return max(n.Tokens, n.Rate*n.Answer) }
+
+// rate returns how many prompts go somewhere in a second, given the share of each kind.
+func (n *needs) rate(share []float64) (sum float64) {
+	for i, p := range n.Prompts {
+		sum += p.Share * share[i]
+	}
+	return n.Rate * sum
+}
+
+// prefills reports whether so many prefill replicas suffice. Decode replicas generate so many answers each.
+func (n *needs) prefills(replicas int, remote []float64, answers float64) bool {
+	var q queue
+	for i, p := range n.Prompts {
+		own, _ := n.Prefill.Prompt(p.Tokens, 0)
+		q.add(n.Rate*p.Share*remote[i], own)
+	}
+	wait := q.wait(replicas, n.Burst)
+	late, all := 0.0, 0.0
+	for i, p := range n.Prompts {
+		if weight := p.Share * remote[i]; weight > 0 {
+			own, idle := n.Prefill.Prompt(p.Tokens, 0)
+			idle += n.Decode.Handoff(p.Tokens, answers)
+			late, all = late+weight*wait.longer(n.patience(idle, own)), all+weight
+		}
+	}
+	return late <= (1-n.Share)*all
+}
+
+// patience returns how long a prompt may wait that takes so long on an idle replica, and so long of that by its own tokens. One that cannot be in
+// time may take twice its time.
+func (n *needs) patience(idle, own float64) float64 {
+	if left := n.TTFT.Seconds() - idle; left > own {
+		return left
+	}
+	return own
+}
+
+// steps is how decode replicas run.
+type steps struct {
+	answers, most float64 // of one replica: on average, and of the wanted share of the time at most
+	computes      float64 // share of the time in which it computes prompts
+	prompts       float64 // that it computes in a second
+}
+
+// at returns how so many decode replicas run; answers is infinite if they are not enough for the load.
+func (n *needs) at(replicas int, remote []float64) (s steps) {
+	each := 1 / float64(replicas)
+	for i, p := range n.Prompts {
+		own, _ := n.Decode.Prompt(p.Tokens, 0)
+		local := n.Rate * p.Share * (1 - remote[i]) * each
+		s.prompts, s.computes = s.prompts+local, s.computes+local*own
+	}
+	if s.computes >= 1 {
+		s.answers, s.most = math.Inf(1), math.Inf(1)
+		return s
+	}
+	// The time of a token is (empty + x·more)/(1−computes) with x answers, and x is the tokens in a second times that.
+	perSecond := n.tokens() * each / (1 - s.computes)
+	empty, more := n.Decode.Token(0, 0, s.prompts), n.Decode.Token(1, n.context(), s.prompts)
+	more -= empty
+	if perSecond*more >= 1 {
+		s.answers, s.most = math.Inf(1), math.Inf(1)
+		return s
+	}
+	s.answers = perSecond * empty / (1 - perSecond*more)
+	// How many answers run in the pool varies as arrivals do; the picker spreads them evenly.
+	all := s.answers / each
+	s.most = (all + quantile(n.Share)*math.Sqrt(all*max(1, n.Burst))) * each
+	return s
+}
+
+// context returns the mean tokens before the token of an answer that is generated.
+func (n *needs) context() float64 { return n.Prompt + n.Answer/2 }
+
+// decodes reports whether so many decode replicas suffice.
+func (n *needs) decodes(replicas int, remote []float64) bool {
+	s := n.at(replicas, remote)
+	if math.IsInf(s.answers, 1) || n.KVTokens > 0 && s.most > 1 && s.most*n.context() > fullest*n.KVTokens {
+		return false
+	}
+	alone := n.Decode.Token(1, n.context(), 0)
+	if n.Decode.Token(s.most, s.most*n.context(), s.prompts)/(1-s.computes) > max(n.TPOT.Seconds(), 1.5*alone) {
+		return false
+	}
+	return n.computes(replicas, remote, &s)
+}
+
+// computes reports whether so many decode replicas compute the prompts in time that do not go to prefill.
+func (n *needs) computes(replicas int, remote []float64, s *steps) bool {
+	var q queue
+	for i, p := range n.Prompts {
+		own, _ := n.Decode.Prompt(p.Tokens, s.answers)
+		q.add(n.Rate*p.Share*(1-remote[i]), own)
+	}
+	wait := q.wait(replicas, n.Burst)
+	late, all := 0.0, 0.0
+	for i, p := range n.Prompts {
+		if weight := p.Share * (1 - remote[i]); weight > 0 {
+			own, idle := n.Decode.Prompt(p.Tokens, s.answers)
+			late, all = late+weight*wait.longer(n.patience(idle, own)), all+weight
+		}
+	}
+	return late <= (1-n.Share)*all
+}
+
+// queue is a stream of work for servers, each of which does one piece at a time.
+type queue struct{ rate, work, squares float64 }
+
+// add adds pieces, of which so many come in a second, and each takes so many seconds.
+func (q *queue) add(rate, seconds float64) {
+	q.rate += rate
+	q.work += rate * seconds
+	q.squares += rate * seconds * seconds
+}
+
+// waits is the distribution of waits: a share of the pieces waits at all, exponentially distributed with this mean, in seconds.
+type waits struct{ share, mean float64 }
+
+// wait returns how long pieces wait for one of some servers.
+func (q *queue) wait(servers int, burst float64) waits {
+	idle := 1 - q.work/float64(servers)
+	if idle <= 0 {
+		return waits{1, math.Inf(1)}
+	}
+	if q.work == 0 {
+		return waits{}
+	}
+	blocked := 1.0 // Erlang B, by its recursion
+	for i := 1; i <= servers; i++ {
+		blocked = q.work * blocked / (float64(i) + q.work*blocked)
+	}
+	mean := q.work / q.rate
+	varies := q.squares/q.rate/(mean*mean) - 1
+	return waits{blocked / (1 - (1-idle)*(1-blocked)), mean / float64(servers) / idle * (max(1, burst) + varies) / 2}
+}
+
+// longer returns the share of the pieces that wait longer than so many seconds.
+func (w waits) longer(seconds float64) float64 {
+	if w.share == 0 {
+		return 0
+	}
+	return w.share * math.Exp(-max(0, seconds)/w.mean)
+}
+
+// quantile returns that of the standard normal distribution.
+func quantile(share float64) float64 { return math.Sqrt2 * math.Erfinv(2*share-1) }

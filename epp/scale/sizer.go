@@ -1,0 +1,294 @@
+package scale
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/latency"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Config is what sizes are computed for.
+type Config struct {
+	Objective
+	Prefill, Decode Role
+	Window          time.Duration // how long fewer replicas must have been enough before fewer are wanted
+}
+
+// Role is the configuration of the replicas of one role.
+type Role struct {
+	Variant  string        // name of what has them, such as a Deployment
+	Min, Max int           // replicas; Max 0: there are none
+	Cost     float64       // of a replica, in any unit
+	Ready    time.Duration // from the wish for a replica until it serves
+}
+
+// Limits bound a size.
+type Limits struct {
+	Min, Max int
+	Window   time.Duration
+}
+
+// Size is how many replicas a role has and should have.
+type Size struct {
+	Role, Variant    string
+	Current, Desired int
+	// Needed is what the present and the expected load need, without limits and however long they last.
+	Needed int
+}
+
+// Interval is how often sizes are computed. HPA asks as often, KEDA every 30 s.
+const Interval = 15 * time.Second
+
+// State is what outlives a reload of the configuration: what was learnt of the load, and the sizes. It is safe for concurrent use.
+type State struct {
+	picks picks
+
+	mu              sync.Mutex
+	at              time.Time // of the latest interval
+	mix             mix
+	counts          []float64 // requests of the latest intervals
+	cache           float64   // tokens of the KV cache of a decode endpoint; 0: not known
+	split           int
+	prefill, decode steady
+	needed          Needed
+}
+
+// Sizer computes sizes each Interval, from the first endpoint on. It is an epp.PickObserver, epp.Observer, epp.EndpointObserver and
+// prometheus.Collector, and safe for concurrent use.
+type Sizer struct {
+	*State
+	config Config
+	model  *latency.Model
+	clock  epp.Clock
+
+	own       sync.Mutex // guards what follows
+	endpoints map[*epp.Endpoint]bool
+	timer     epp.Timer // nil: no endpoint has joined yet
+	closed    bool
+}
+
+// New makes a sizer. The caller closes it.
+func New(c Config, s *State, m *latency.Model, clock epp.Clock) *Sizer {
+	return &Sizer{State: s, config: c, model: m, clock: clock, endpoints: map[*epp.Endpoint]bool{}}
+}
+
+// Close ends the computation of sizes.
+func (s *Sizer) Close() error {
+	s.own.Lock()
+	defer s.own.Unlock()
+	s.closed = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	return nil
+}
+
+// EndpointJoined implements epp.EndpointObserver.
+func (s *Sizer) EndpointJoined(e *epp.Endpoint) {
+	s.own.Lock()
+	defer s.own.Unlock()
+	s.forget(e)
+	s.endpoints[e] = true
+	if s.timer == nil && !s.closed {
+		s.timer = s.clock.AfterFunc(Interval, s.tick)
+	}
+}
+
+// EndpointLeft implements epp.EndpointObserver.
+func (s *Sizer) EndpointLeft(e *epp.Endpoint) {
+	s.own.Lock()
+	defer s.own.Unlock()
+	s.forget(e)
+}
+
+// forget removes all versions of an endpoint.
+func (s *Sizer) forget(e *epp.Endpoint) {
+	for other := range s.endpoints {
+		if other.Is(e) {
+			delete(s.endpoints, other)
+		}
+	}
+}
+
+// Picked implements epp.PickObserver. It takes no lock.
+func (s *Sizer) Picked(_ *epp.Round, _ []epp.Candidate, d *epp.Decision) { s.picks.add(d) }
+
+// Observe implements epp.Observer: answers tell their length, and decode endpoints the size of their KV caches.
+func (s *Sizer) Observe(o *epp.Outcome) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r := o.Result; r != nil && r.End == pd.EndDone && r.Completion > 0 {
+		s.mix.answers++
+		s.mix.answerTokens += float64(r.Completion)
+	}
+	if d := o.Decision; d != nil && d.Picks[0].Seen != nil {
+		if c := d.Picks[0].Seen.Load.Cache; c.Blocks > 0 && c.BlockTokens > 0 {
+			s.cache = float64(c.Blocks) * float64(c.BlockTokens)
+		}
+	}
+}
+
+// tick computes the sizes, and has itself called again.
+func (s *Sizer) tick() {
+	s.compute(s.clock.Now())
+	s.own.Lock()
+	defer s.own.Unlock()
+	if !s.closed {
+		s.timer = s.clock.AfterFunc(Interval, s.tick)
+	}
+}
+
+// members are the endpoints of one role.
+type members struct {
+	endpoints []*epp.Endpoint
+	replicas  map[string]bool // pods
+	all, own  int             // requests in flight there: of all pickers, and of this one
+}
+
+// ranks returns how many endpoints a replica has.
+func (m *members) ranks() int {
+	if len(m.replicas) == 0 {
+		return 1
+	}
+	return max(1, len(m.endpoints)/len(m.replicas))
+}
+
+// roles returns the endpoints that only compute prompts, and those that generate answers.
+func (s *Sizer) roles() (prefill, decode members) {
+	prefill.replicas, decode.replicas = map[string]bool{}, map[string]bool{}
+	s.own.Lock()
+	defer s.own.Unlock()
+	for e := range s.endpoints {
+		m := &decode
+		switch {
+		case e.Role.Has(pd.RoleDecode):
+		case e.Role.Has(pd.RolePrefill):
+			m = &prefill
+		default:
+			continue
+		}
+		m.endpoints = append(m.endpoints, e)
+		pod := e.Pod
+		if pod == "" {
+			pod = e.Name
+		}
+		m.replicas[e.Namespace+"/"+pod] = true
+		m.all, m.own = m.all+e.InFlight().Requests, m.own+e.Own().Requests
+	}
+	return prefill, decode
+}
+
+// compute closes an interval, and computes the sizes.
+func (s *Sizer) compute(now time.Time) {
+	prefill, decode := s.roles()
+	engines := Engines{Prefill: s.model.Rates(prefill.endpoints), Decode: s.model.Rates(decode.endpoints),
+		PrefillCost: s.config.Prefill.Cost / float64(prefill.ranks()), DecodeCost: s.config.Decode.Cost / float64(decode.ranks()), NoPrefill: s.config.Prefill.Max == 0}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	took := Interval
+	if !s.at.IsZero() {
+		took = now.Sub(s.at)
+	}
+	if took < Interval/2 {
+		return // a reload has two sizers for a moment
+	}
+	s.at, engines.KVTokens = now, s.cache
+	s.mix.fade(took)
+	s.counts = append(s.counts, s.mix.take(&s.picks)*Interval.Seconds()/took.Seconds())
+	s.counts = s.counts[max(0, len(s.counts)-history):]
+	s.mix.intervals++
+	s.mix.allInFlight += float64(prefill.all + decode.all)
+	s.mix.ownInFlight += float64(prefill.own + decode.own)
+	s.mix.answering += float64(max(0, decode.all-prefill.all)) // a split request is in flight at both until its prompt is computed
+	load := s.mix.load()
+	load.Tokens = s.generated(&engines.Decode, len(decode.endpoints), &load)
+	t := trendOf(s.counts)
+	ready := max(s.config.Prefill.Ready, s.config.Decode.Ready)
+	load.Rate = t.ahead(ready.Seconds()/Interval.Seconds()) / Interval.Seconds() * s.mix.pickers()
+	load.Burst = t.burst
+	s.needed = Need(&load, s.config.Objective, &engines, s.split)
+	s.split = s.needed.Split
+	load.Rate *= 1 + margin
+	load.Tokens *= 1 + margin
+	more := Need(&load, s.config.Objective, &engines, s.split)
+	follow := func(of *steady, role *Role, m *members, needed, more int) int {
+		r := m.ranks()
+		needed, more = (needed+r-1)/r, (more+r-1)/r
+		of.follow(now, needed, more, len(m.replicas), Limits{role.Min, role.Max, s.config.Window})
+		return needed
+	}
+	s.needed.Prefill = follow(&s.prefill, &s.config.Prefill, &prefill, s.needed.Prefill, more.Prefill)
+	s.needed.Decode = follow(&s.decode, &s.config.Decode, &decode, s.needed.Decode, more.Decode)
+}
+
+// margin is how much more load fewer replicas must have been enough for before fewer are wanted.
+const margin = 0.1
+
+// generated returns how many tokens of answers decode endpoints generate in a second: the answers that run by the time of a token.
+func (s *Sizer) generated(rates *latency.Rates, endpoints int, l *Load) float64 {
+	if endpoints == 0 || s.mix.intervals == 0 {
+		return 0
+	}
+	running := s.mix.answering / s.mix.intervals
+	each := running / float64(endpoints)
+	return running / rates.Token(each, each*(l.Prompt+l.Answer/2), 0)
+}
+
+// Sizes returns the sizes of decode and, unless there may be none, of prefill: those of the latest interval, or before the first one the current ones within their limits.
+func (s *Sizer) Sizes() []Size {
+	prefill, decode := s.roles()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	size := func(name string, role *Role, of *steady, m *members, needed int) Size {
+		one := Size{Role: name, Variant: role.Variant, Current: len(m.replicas), Desired: of.size, Needed: needed}
+		if of.begun.IsZero() {
+			one.Desired = max(role.Min, min(one.Current, role.Max))
+		}
+		return one
+	}
+	sizes := []Size{size("decode", &s.config.Decode, &s.decode, &decode, s.needed.Decode)}
+	if s.config.Prefill.Max > 0 {
+		sizes = append(sizes, size("prefill", &s.config.Prefill, &s.prefill, &prefill, s.needed.Prefill))
+	}
+	return sizes
+}
+
+// Descriptions of the metrics. HPA and KEDA are configured with the names of llm-d's Workload Variant Autoscaler, and with its older ones.
+var (
+	desiredDesc = prometheus.NewDesc("tandem_desired_replicas",
+		"Replicas of a role that the load needs to meet the objectives, stabilized and within the limits.", []string{"role", "variant"}, nil)
+	neededDesc = prometheus.NewDesc("tandem_needed_replicas",
+		"Replicas of a role that the present and the expected load need, without limits and however long they last.", []string{"role", "variant"}, nil)
+	wvaDesiredDesc     = prometheus.NewDesc("wva_desired_replicas", "As tandem_desired_replicas, by the name of llm-d's Workload Variant Autoscaler.", []string{"variant_name"}, nil)
+	wvaCurrentDesc     = prometheus.NewDesc("wva_current_replicas", "Replicas of a variant that the pool has.", []string{"variant_name"}, nil)
+	infernoDesiredDesc = prometheus.NewDesc("inferno_desired_replicas", "As tandem_desired_replicas, by an older name of llm-d's Workload Variant Autoscaler.", []string{"variant_name"}, nil)
+	infernoCurrentDesc = prometheus.NewDesc("inferno_current_replicas", "Replicas of a variant that the pool has.", []string{"variant_name"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (s *Sizer) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{desiredDesc, neededDesc, wvaDesiredDesc, wvaCurrentDesc, infernoDesiredDesc, infernoCurrentDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (s *Sizer) Collect(ch chan<- prometheus.Metric) {
+	for _, one := range s.Sizes() {
+		for _, m := range []struct {
+			desc   *prometheus.Desc
+			value  int
+			labels []string
+		}{
+			{desiredDesc, one.Desired, []string{one.Role, one.Variant}}, {neededDesc, one.Needed, []string{one.Role, one.Variant}},
+			{wvaDesiredDesc, one.Desired, []string{one.Variant}}, {wvaCurrentDesc, one.Current, []string{one.Variant}},
+			{infernoDesiredDesc, one.Desired, []string{one.Variant}}, {infernoCurrentDesc, one.Current, []string{one.Variant}},
+		} {
+			ch <- prometheus.MustNewConstMetric(m.desc, prometheus.GaugeValue, float64(m.value), m.labels...)
+		}
+	}
+}

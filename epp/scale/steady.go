@@ -1,0 +1,53 @@
+package scale
+
+import "time"
+
+// reversal is how long after a change of direction no other one is made that takes replicas away.
+const reversal = 10 * time.Minute
+
+// steady turns what a role needs into a size that does not follow every movement of the load. The zero value has no size yet.
+type steady struct {
+	size     int
+	begun    time.Time
+	needed   []need // within the window, the earliest first
+	grew     bool   // the last change was an increase
+	reversed time.Time
+}
+
+// need is what was needed at a time if there were a little more load.
+type need struct {
+	at       time.Time
+	replicas int
+}
+
+// follow returns the size after a moment at which so many replicas were needed, and so many with a little more load. Before the first call
+// there are as many as now. window is how long fewer must have been enough before the size falls.
+func (s *steady) follow(now time.Time, needed, withMore, current int, limits Limits) int {
+	if s.begun.IsZero() {
+		s.begun, s.size = now, current
+	}
+	s.needed = append(s.needed, need{now, withMore})
+	most, kept := 0, s.needed[:0]
+	for _, n := range s.needed {
+		if now.Sub(n.at) <= limits.Window {
+			kept, most = append(kept, n), max(most, n.replicas)
+		}
+	}
+	s.needed = kept
+	switch {
+	case needed > s.size:
+		s.turn(now, true)
+		s.size = needed
+	case most < s.size && now.Sub(s.begun) >= limits.Window && !(s.grew && now.Sub(s.reversed) < reversal):
+		s.turn(now, false)
+		s.size = most
+	}
+	s.size = max(limits.Min, min(s.size, limits.Max))
+	return s.size
+}
+
+func (s *steady) turn(now time.Time, grow bool) {
+	if grow != s.grew {
+		s.grew, s.reversed = grow, now
+	}
+}
