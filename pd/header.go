@@ -42,8 +42,8 @@ const (
 	HeaderTiming = "server-timing"
 	// HeaderOutcome reports how an answer ended, as a trailer on streams: see AnswerSummary.
 	HeaderOutcome = "x-tandem-outcome"
-	// HeaderContinued tells, as a trailer of streams, how often another engine has gone on with the answer; absent if none has. Between
-	// sidecars it is a header of the request to go on.
+	// HeaderContinued tells how often another engine was asked for the whole answer, and, as a trailer of streams, how often others have
+	// answered or gone on together; absent if none has. Between sidecars it is a header of the request.
 	HeaderContinued = "x-tandem-continued"
 	// HeaderRetry is on a 502 or 503, or on the 500 or 504 of an engine that has died, if nothing was sent to the client, so
 	// that another decode pod may try.

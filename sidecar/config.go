@@ -109,7 +109,7 @@ type Fallback struct {
 
 // Continue says which streams go on at another engine when theirs dies or hangs.
 type Continue struct {
-	Times     int    `flag:"continue-times" arg:"NUMBER" help:"how often a stream of chat or completions whose decode engine dies or hangs may go on at another engine; 0: it ends with an error. Requests that may go on are buffered also if they are not split, and their engine is asked for token ids"`
+	Times     int    `flag:"continue-times" arg:"NUMBER" help:"how often a stream of chat or completions whose decode engine dies or hangs may go on at another engine, and how often an answer of which nothing was sent may be asked anew of one; 0: never. Requests that may go on are buffered also if they are not split, and their engine is asked for token ids"`
 	Discovery string `flag:"continue-discovery" arg:"SOURCE" help:"source of the decode pods at which such a stream may go on if those that the picker named with the request do not take it, which may have ended since: dns://HOST:PORT, or file:PATH with lines of HOST:PORT; empty: none"`
 	OnPrefill bool   `flag:"continue-on-prefill" help:"let such a stream go on at a prefill pod of its request if no other decode pod can take it"`
 	Burst     int    `flag:"continue-burst" arg:"STREAMS" help:"how many streams may go on at once; each request that comes allows a tenth of one more"`

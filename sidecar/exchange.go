@@ -80,18 +80,18 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 }
 
 const (
-	// maxKept is the largest body of a request for one engine that is buffered so that its stream can go on elsewhere (bytes).
+	// maxKept is the largest body of a request for one engine that is buffered so that its answer can come from elsewhere (bytes).
 	maxKept = 4 << 20
 	// maxAhead is the same for a body whose length is not known: Envoy removes the length of bodies that it shows to a picker. Such a body
 	// is copied once more, and a longer one is late at the engine by the time that so much of it takes.
 	maxAhead = 1 << 20
 )
 
-// keeps reports whether a request that one engine serves is buffered, because its stream may go on elsewhere. While memory for bodies
+// keeps reports whether a request that one engine serves is buffered, because its answer may come from elsewhere. While memory for bodies
 // is scarce, it is passed on as it arrives. A length of -1 is not known.
 func (s *Server) keeps(api pd.API, length int64) bool {
 	_, able := s.dialect.(dialect.Continuer)
-	return able && s.goesOn.Times > 0 && (api == pd.APICompletions || api == pd.APIChat) && length <= maxKept && !s.intake.Scarce()
+	return able && s.goesOn.Times > 0 && api.Splittable() && length <= maxKept && !s.intake.Scarce()
 }
 
 // finish records what happened.

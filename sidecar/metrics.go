@@ -69,7 +69,7 @@ func newMetrics(reg prometheus.Registerer, g gauges, links *handoff.Links) *metr
 		Stranded: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_kv_stranded_total",
 			Help: "Hand-offs that could not be released for certain: their blocks may stay pinned until the lease expires."}),
 		Continued: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_continuations_total",
-			Help: "Streams that broke off, by cause and whether another engine went on with them, or why not. With the cause none: streams that have begun and could not."}, []string{"cause", "result"}),
+			Help: "Streams that broke off, and answers that were lost before they began, by cause and whether another engine went on (ok) or was asked anew (anew), or why not. With the cause none: streams that have begun and could not."}, []string{"cause", "result"}),
 		Hedges: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_hedges_total",
 			Help: "Prefill legs that were late (--hedge-ratio), by what came of the second one: won: it was the first to answer; lost: the first leg was; failed: both failed; budget: it was not sent."}, []string{"result"}),
 		Inflight: inflight.MustCurryWith(prometheus.Labels{"component": component}),

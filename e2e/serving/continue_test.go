@@ -19,6 +19,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/tandem-serving/tandem/e2e/harness"
@@ -63,9 +64,6 @@ func testContinuation(t *testing.T) {
 			s := harness.StartSidecar(t, cut.addr, "--continue-times=1", "--continue-burst=1000")
 			for _, at := range c.events {
 				cut.after.Store(int64(at))
-				if c.call.API == pd.APIChat && at == 1 {
-					continue // before the first token nothing has gone to the client
-				}
 				got := read(t, streamOf(t, "http://"+s.Addr("http"), c.call.API, body, pd.HeaderPrefill, p.Prefill.Addr, pd.HeaderDestination, cut.addr+","+other))
 				if !got.equals(want) {
 					t.Errorf("broken off after %d of %d events:\n%+v\nwant\n%+v", at, total, got, want)
@@ -75,6 +73,7 @@ func testContinuation(t *testing.T) {
 	}
 	t.Run("evacuated", func(t *testing.T) { testEvacuatedStreams(t, p, other) })
 	t.Run("killed", func(t *testing.T) { testKilledStream(t, p, other) })
+	t.Run("whole answers", func(t *testing.T) { testAskedAnew(t, p, other) })
 	p.MustRelease(t, p.Prefill.Metric(t, harness.Expiries))
 }
 
@@ -160,6 +159,55 @@ func testKilledStream(t *testing.T, p *harness.Pair, other string) {
 	}
 	if err := engines.failing.Restart(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// testAskedAnew has the connection to the decode engine break in the middle of each kind of whole answer, and then has the engine itself die
+// while it generates one: another engine answers, with the tokens of an undisturbed one.
+func testAskedAnew(t *testing.T, p *harness.Pair, other string) {
+	cut := newCutter(t, p.Decode.Addr)
+	cut.whole.Store(true)
+	breaks, kills := harness.StartSidecar(t, cut.addr, "--continue-times=1"), harness.StartSidecar(t, p.Decode.Addr, "--continue-times=1")
+	for _, api := range []pd.API{pd.APICompletions, pd.APIChat, pd.APIResponses, pd.APIMessages} {
+		for _, remote := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, remote %t", api, remote), func(t *testing.T) {
+				call := p.Ask(api, 70, false)
+				want := p.Want(t, call)
+				call.Header = map[string]string{pd.HeaderDestination: cut.addr + "," + other}
+				if remote {
+					call = call.Remote(p.Prefill.Addr)
+				}
+				mustBeAskedAnew(t, harness.MustSend(t, call, breaks.Addr("http"), p.Model), want)
+			})
+		}
+	}
+	t.Run("killed", func(t *testing.T) {
+		call := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 1000}
+		want := p.Want(t, call)
+		call.Header = map[string]string{pd.HeaderDestination: p.Decode.Addr + "," + other}
+		got := harness.Begin(t, call.Remote(p.Prefill.Addr), kills.Addr("http"), p.Model)
+		mustGenerate(t, p.Decode)
+		p.Decode.Kill(t)
+		mustBeAskedAnew(t, <-got, want)
+		if err := engines.failing.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// mustGenerate waits until an engine has generated some tokens of a long answer.
+func mustGenerate(t *testing.T, e harness.Engine) {
+	t.Helper()
+	began := e.Metric(t, "vllm:generation_tokens_total")
+	harness.WaitMetric(t, e, "vllm:generation_tokens_total", func(v float64) bool { return v > began+20 })
+}
+
+// mustBeAskedAnew checks an answer that another engine has given from its beginning.
+func mustBeAskedAnew(t *testing.T, got harness.Reply, want []int) {
+	t.Helper()
+	harness.MustMatch(t, got, false, want)
+	if moved := got.Header.Get(pd.HeaderContinued); moved != "1" || got.Decision.Verdict != pd.Local {
+		t.Errorf("moved %q times, decision %v", moved, got.Decision)
 	}
 }
 
@@ -282,6 +330,7 @@ func read(t *testing.T, stream string) (s said) {
 type cutter struct {
 	addr  string
 	after atomic.Int64
+	whole atomic.Bool // it breaks off other answers too, after their first bytes
 }
 
 func newCutter(t *testing.T, engine string) *cutter {
@@ -290,14 +339,23 @@ func newCutter(t *testing.T, engine string) *cutter {
 	to := &url.URL{Scheme: "http", Host: engine}
 	front := httptest.NewServer(&httputil.ReverseProxy{FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0), Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) },
 		ModifyResponse: func(resp *http.Response) error {
-			if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+			switch {
+			case strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream"):
 				resp.Body = &cutBody{ReadCloser: resp.Body, left: int(c.after.Load())}
+			case c.whole.Load() && resp.Request.Method == http.MethodPost:
+				resp.Body = cutWhole{io.MultiReader(io.LimitReader(resp.Body, 10), iotest.ErrReader(errCut)), resp.Body}
 			}
 			return nil
 		}})
 	t.Cleanup(front.Close)
 	c.addr = strings.TrimPrefix(front.URL, "http://")
 	return c
+}
+
+// cutWhole is the beginning of an answer.
+type cutWhole struct {
+	io.Reader
+	io.Closer
 }
 
 // cutBody is a stream that ends after some events.

@@ -62,13 +62,30 @@ func testHangs(t *testing.T) {
 			}
 		}},
 		{"decode", h.Decode, func(t *testing.T, pause func()) {
+			call := h.Ask(pd.APICompletions, 70, true)
+			want := h.Want(t, call)
 			pause()
 			began := time.Now()
-			got := harness.MustSend(t, h.Ask(pd.APICompletions, 70, true).Remote(h.Prefill.Addr), h.sidecar.Addr("http"), h.Model)
-			if got.Status != http.StatusServiceUnavailable || got.Header.Get(pd.HeaderRetry) != "1" {
-				t.Errorf("%d, retry %q: %s", got.Status, got.Header.Get(pd.HeaderRetry), got.Body)
+			first := harness.MustSend(t, h.to(call), h.sidecar.Addr("http"), h.Model)
+			harness.MustMatch(t, first, true, want)
+			if moved := first.Header.Get(pd.HeaderContinued); moved != "1" {
+				t.Errorf("moved %q times", moved)
 			}
-			t.Logf("refused within %v", time.Since(began).Round(time.Millisecond))
+			t.Logf("answered by another engine within %v", time.Since(began).Round(time.Millisecond))
+			second := harness.MustSend(t, h.to(call), h.sidecar.Addr("http"), h.Model)
+			if second.Status != http.StatusServiceUnavailable || second.Header.Get(pd.HeaderRetry) != "1" {
+				t.Errorf("%d, retry %q: %s", second.Status, second.Header.Get(pd.HeaderRetry), second.Body)
+			}
+		}},
+		{"decode, during a whole answer", h.Decode, func(t *testing.T, pause func()) {
+			call := harness.Call{API: pd.APICompletions, Prompt: h.Fresh(70), Tokens: 1000}
+			want := h.Want(t, call)
+			got := harness.Begin(t, h.to(call), h.sidecar.Addr("http"), h.Model)
+			mustGenerate(t, h.Decode)
+			pause()
+			began := time.Now()
+			mustBeAskedAnew(t, <-got, want)
+			t.Logf("answered by another engine within %v, which took %v alone", time.Since(began).Round(time.Millisecond), h.alone(t, call))
 		}},
 		{"decode, during a stream", h.Decode, func(t *testing.T, pause func()) {
 			got := h.timed(t, h.body(1000), pause)
@@ -149,6 +166,20 @@ func (h *hangs) timed(t *testing.T, body string, begun func()) (got timing) {
 	}
 	got.moved = resp.Trailer.Get(pd.HeaderContinued)
 	return got
+}
+
+// alone returns how long the other engine takes for a request.
+func (h *hangs) alone(t *testing.T, call harness.Call) time.Duration {
+	t.Helper()
+	began := time.Now()
+	harness.MustSend(t, call, h.other, h.Model)
+	return time.Since(began).Round(time.Millisecond)
+}
+
+// to addresses a request as a picker does.
+func (h *hangs) to(call harness.Call) harness.Call {
+	call.Header = map[string]string{pd.HeaderDestination: h.Decode.Addr + "," + h.other}
+	return call.Remote(h.Prefill.Addr)
 }
 
 // headers are what a picker tells the sidecar.

@@ -166,6 +166,7 @@ func (c *choices) failure() (pd.Reason, error) {
 		x.SendBytes(p.status, p.answer, p.body)
 		return "", p.err
 	case p.reason != "":
+		x.noteLeg()
 		return p.reason, nil
 	}
 	return x.redoWithout(causeFailed, cmp.Or(p.x.Failure, errBrokeOff)), nil

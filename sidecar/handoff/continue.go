@@ -70,11 +70,14 @@ func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Paylo
 		b.Append(segment)
 	}
 	of, why := continuation.Read(x.API, &b)
+	if why == continuation.OtherAPI {
+		return l
+	}
 	if why != "" {
 		x.legs.Metrics.Continued.WithLabelValues(causeNone, string(why)).Inc()
 		return l
 	}
-	x.ongoing = &ongoing{Stream: continuation.NewStream(of, x.legs.Continue.Memory), x: x, before: movedBefore(x.request.Header)}
+	x.ongoing = &ongoing{Stream: continuation.NewStream(of, x.legs.Continue.Memory), x: x, before: movedBefore(x.request.Header) + x.Anew}
 	x.Elsewhere = x.ongoing
 	if c, ok := x.handoff.of.(dialect.UsageCorrector); ok {
 		cached, _ := c.Cached()
@@ -128,14 +131,6 @@ func (o *ongoing) begins(v *vigil, end func()) {
 	}
 }
 
-// opens returns what tells events that engines send before a stream's first token.
-func (o *ongoing) opens() func(body.Event) bool {
-	if o == nil {
-		return nil
-	}
-	return continuation.Opens
-}
-
 // end ends the stream and the leg of the engine that went on with it.
 func (o *ongoing) end() {
 	if o == nil {
@@ -159,6 +154,7 @@ func (o *ongoing) endLeg() {
 // The results of streams that break off, besides refusals; metric labels.
 const (
 	wentOn      = "ok"
+	askedAnew   = "anew"   // another engine has begun to answer from the beginning
 	tooOften    = "times"  // as often as --continue-times
 	overBudget  = "budget" // --continue-burst is spent
 	noEngine    = "no-engine"
@@ -208,7 +204,7 @@ func (o *ongoing) Leave() *relay.Answer {
 		return o.complete()
 	}
 	o.vigil.moves(o.Refusal() == "" && o.mayMove())
-	if !x.legs.evacuating.Load() || o.tried || o.Moves() > 0 || o.Several() || o.Refusal() != "" || o.Ended() {
+	if !x.legs.evacuating.Load() || o.tried || x.Anew > 0 || o.Moves() > 0 || o.Several() || o.Refusal() != "" || o.Ended() {
 		return nil
 	}
 	o.tried = true
@@ -224,7 +220,7 @@ func (o *ongoing) Leave() *relay.Answer {
 // complete has an engine say how an answer ends that a stop string has ended: what it has read of the text is not sent to it.
 func (o *ongoing) complete() *relay.Answer {
 	o.endLeg()
-	for _, t := range o.targets() {
+	for _, t := range o.x.others() {
 		err := o.goOnAt(t)
 		if err == nil {
 			o.Closes()
@@ -248,7 +244,7 @@ func causeOf(err error) string {
 	switch {
 	case errors.Is(err, errHung):
 		return causeHung
-	case errors.Is(err, relay.ErrEngineFailed):
+	case errors.Is(err, relay.ErrEngineFailed), errors.Is(err, relay.ErrBeganFailing), errors.Is(err, errDied):
 		return causeError
 	}
 	return causeBroken
@@ -263,7 +259,7 @@ func (o *ongoing) tryOthers() string {
 	if !o.mayMove() {
 		return tooOften
 	}
-	targets := o.targets()
+	targets := x.others()
 	if len(targets) == 0 {
 		return noEngine
 	}
@@ -289,9 +285,8 @@ func (o *ongoing) tryOthers() string {
 	return othersFail
 }
 
-// targets returns the engines that may go on, in the order of the tries.
-func (o *ongoing) targets() []pd.Target {
-	x := o.x
+// others returns the engines that may go on, in the order of the tries.
+func (x *Exchange) others() []pd.Target {
 	var all []pd.Target
 	self := x.pod()
 	add := func(list []pd.Target) {

@@ -20,6 +20,9 @@ import (
 // errSilent is the cause of a leg that was cancelled because its first event did not come.
 var errSilent = errors.New("decode sent no event before the deadline")
 
+// errDied is why the answer of an engine is not used that has answered with an error because it is ending.
+var errDied = errors.New("the engine answers with an error of its own, and is ending")
+
 // errLeft is the cause of a leg that was cancelled because another engine has gone on.
 var errLeft = errors.New("another engine has gone on with the stream")
 
@@ -61,6 +64,7 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 	}
 	g.stream = req.Stream()
 	v := x.legs.watchLocal(l.Length, g.cancel)
+	g.vigil = v
 	x.ongoing.begins(v, func() { g.cancel(errLeft) })
 	defer v.over(false)
 	from := x.watchSource(g)
@@ -77,6 +81,7 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 	if resp != nil {
 		status = resp.StatusCode
 		v.reads(resp)
+		v.moves(x.anew != nil)
 	}
 	x.legs.Metrics.leg("decode", status, time.Since(sent))
 	x.record.leg("decode", x.legs.localEngine.address, sent, time.Now(), status, err)
@@ -169,6 +174,7 @@ func (x *Exchange) noAnswer(g *leg, cause string, err error) (pd.Reason, error) 
 // redoWithout notes that decode could not use the hand-off, which has been released.
 func (x *Exchange) redoWithout(cause string, err error) pd.Reason {
 	x.Failure = err
+	x.noteLeg()
 	x.record.legFailed(err)
 	x.legs.localEngine.doubt()
 	x.legs.Metrics.Retries.WithLabelValues("decode", cause).Inc()
@@ -180,6 +186,7 @@ func (x *Exchange) redoWithout(cause string, err error) pd.Reason {
 // takeAnswer looks at a decode answer before anything of it goes to the client. from watches the prefill pod.
 func (x *Exchange) takeAnswer(g *leg, resp *http.Response, from source) (pd.Reason, error) {
 	x.handoff.answered = true
+	x.noteLeg()
 	if cached, ok := x.handoff.cached(); ok {
 		x.CorrectCached(cached)
 	}
@@ -244,11 +251,12 @@ func (x *Exchange) takeStream(g *leg, resp *http.Response, from source) (pd.Reas
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
 	silence := time.AfterFunc(x.legs.FirstEvent, func() { g.cancel(errSilent) })
-	err := a.PeekEvent(x.ongoing.opens(), nil)
+	err := a.PeekEvent(x.opens(), nil)
 	from.over(err == nil)
 	late := !silence.Stop() // also when the event came just as the leg was cancelled
 	switch {
 	case err == nil && !late:
+		g.vigil.moves(false)
 		x.handoff.hold.End()
 		x.legs.Metrics.Links.Read(x.target, x.handoff.blocks(), time.Since(g.sent))
 		return "", x.Relay(resp, a)

@@ -47,6 +47,7 @@ type Exchange struct {
 	releaseWay   string           // of the hand-off
 	ongoing      *ongoing         // nil: the answer does not go on elsewhere
 	moved        atomic.Bool      // another engine has gone on with the answer
+	anew         *anew            // nil: no other engine answers the request
 }
 
 // State is how far an exchange has come.
@@ -127,6 +128,11 @@ func (x *Exchange) SetRoute(route intake.Route) {
 // Split serves a call that was planned remote, whose body is buffered, with both legs. A request that no hand-off can carry
 // goes to the local engine. Errors are for Fail.
 func (x *Exchange) Split(req *intake.Request) error {
+	x.mayAskAnew(req)
+	return x.orAnew(x.split(req))
+}
+
+func (x *Exchange) split(req *intake.Request) error {
 	fit, choices := req.Fit, 1
 	if !req.AsIs {
 		fit, choices = dialect.Fit(x.legs.Dialect, req.Request)

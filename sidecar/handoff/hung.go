@@ -187,7 +187,8 @@ func (v *vigil) moves(can bool) {
 	}
 }
 
-// begins notes that the client gets the answer from now on, if only its headers, so that it cannot come from elsewhere.
+// begins notes that the client gets the answer from now on, if only its headers, so that it cannot come from elsewhere; or that more of an
+// answer has come that is no stream.
 func (v *vigil) begins() {
 	if v != nil {
 		v.heard.Store(max(1, int64(time.Since(v.began))))
@@ -387,15 +388,16 @@ func (l *hungList) revives(at pd.Target, w *watchedEngine) bool {
 	}
 }
 
-// reads makes the bytes of an answer signs of its engine. Of an answer that is no stream, the headers already say that all of it is
-// there.
+// reads makes the bytes of an answer signs of its engine. Of an answer that is no stream, the headers already say that the engine has all
+// of it: how its pieces come says nothing about the pauses of streams.
 func (v *vigil) reads(resp *http.Response) {
 	switch {
 	case v == nil:
 	case relay.IsEventStream(resp.Header):
-		resp.Body = watchedBody{resp.Body, v}
+		resp.Body = watchedBody{resp.Body, v.hears}
 	default:
-		v.over(true)
+		v.hears()
+		resp.Body = watchedBody{resp.Body, v.begins}
 	}
 }
 
@@ -415,14 +417,14 @@ func (legs *Legs) Hung() error {
 // watchedBody is an answer whose bytes are signs of its engine.
 type watchedBody struct {
 	io.ReadCloser
-	vigil *vigil
+	hears func()
 }
 
 // Read implements io.Reader.
 func (b watchedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
-		b.vigil.hears()
+		b.hears()
 	}
 	return n, err
 }

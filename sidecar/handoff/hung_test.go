@@ -188,7 +188,7 @@ func TestHungWhileItReads(t *testing.T) {
 // stream begins a leg whose answer has begun.
 func (f *hungFixture) stream() chan error {
 	v, failed := f.leg(waitFirst)
-	body := watchedBody{io.NopCloser(strings.NewReader("data: 1\n\n")), v}
+	body := watchedBody{io.NopCloser(strings.NewReader("data: 1\n\n")), v.hears}
 	if _, err := io.ReadAll(body); err != nil {
 		f.t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ type leg struct {
 	wrote   chan struct{} // closed when the whole leg has been handed to the engine's socket
 	wroteAt time.Time     // set before wrote is closed
 	result  chan legResult
+	vigil   *vigil // of the local engine
 }
 
 type legResult struct {

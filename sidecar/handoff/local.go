@@ -42,6 +42,11 @@ func (x *Exchange) streamLocal() error {
 // Local passes a buffered call to the local engine. A call that was planned remote must be one that cannot be split. Errors are for
 // Fail.
 func (x *Exchange) Local(req *intake.Request) error {
+	x.mayAskAnew(req)
+	return x.orAnew(x.local(req))
+}
+
+func (x *Exchange) local(req *intake.Request) error {
 	if x.Route.Verdict == pd.Remote {
 		return x.unsplittable(func() error { return x.encodedLocal(req) })
 	}
@@ -105,6 +110,7 @@ func (x *Exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 	v := x.legs.watchLocal(req.ContentLength, cancel)
 	x.ongoing.begins(v, func() { cancel(errLeft) })
 	defer v.over(false)
+	hung := ctx.Err() != nil // the engine gets nothing
 	resp, err := x.legs.Decode.Transport.RoundTrip(req.WithContext(ctx))
 	if err != nil {
 		if context.Cause(ctx) == errHung {
@@ -112,10 +118,13 @@ func (x *Exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 		}
 		x.legs.Metrics.leg("local", 0, time.Since(sent))
 		x.record.leg("local", x.legs.localEngine.address, sent, time.Now(), 0, err)
+		if !hung && !refusedConnection(err) {
+			x.noteLeg()
+		}
 		return x.localFailure(source, err)
 	}
 	v.reads(resp)
-	v.begins()
+	x.noteLeg()
 	defer resp.Body.Close()
 	source.Answered()
 	x.legs.Metrics.leg("local", resp.StatusCode, time.Since(sent))
@@ -123,6 +132,15 @@ func (x *Exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 	status = resp.StatusCode
 	x.rename(resp)
 	x.RetryElsewhere = status >= http.StatusInternalServerError && !relay.NotAdmitted(status) && x.dying(0)
+	if x.RetryElsewhere {
+		if answered, end := x.askAnew(errDied); answered {
+			return end
+		}
+	}
+	if x.anew != nil {
+		return x.relayHeld(resp, v)
+	}
+	v.begins()
 	return x.RelayFresh(resp)
 }
 

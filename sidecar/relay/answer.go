@@ -83,7 +83,8 @@ func (a *Answer) Free() {
 	}
 }
 
-var errEngineEvent = errors.New("decode began its stream with an error")
+// ErrBeganFailing says that the first event of a stream is an error. The answer can be relayed all the same.
+var ErrBeganFailing = errors.New("decode began its stream with an error")
 
 // PeekEvent reads to the end of the first event with data that shows that the engine can answer: no event that opens a stream, as it
 // is by itself or as opens says. It returns an error if that event is an error, or if failed says so of its data. Both functions may be
@@ -102,7 +103,7 @@ func (a *Answer) PeekEvent(opens func(body.Event) bool, failed func(data []byte)
 			}
 			seen = true
 			if e.Error() || failed != nil && failed(e.Data) {
-				return errEngineEvent
+				return ErrBeganFailing
 			}
 			return nil
 		})

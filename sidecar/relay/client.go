@@ -41,9 +41,12 @@ type Client struct {
 	Aborted  func(answer []byte) bool // tells whole answers, or data of events, of requests that the engine has aborted; nil: none does
 	// Elsewhere has a stream that breaks off go on; nil: it ends.
 	Elsewhere Continuation
-	Trace     prometheus.Labels // the exemplar of observations: the request's trace; nil if it is not sampled
-	Pause     time.Duration     // longest time in which the client may read nothing of its answer; 0 = unlimited
-	Log       *slog.Logger
+	// Holds has an answer that is no stream read to its end, up to MaxBuffered, before any of it is sent: if it breaks off, another
+	// engine is asked.
+	Holds bool
+	Trace prometheus.Labels // the exemplar of observations: the request's trace; nil if it is not sampled
+	Pause time.Duration     // longest time in which the client may read nothing of its answer; 0 = unlimited
+	Log   *slog.Logger
 	Report
 
 	sent     pd.Phase // the first phase that was not complete when the answer's headers were sent
@@ -61,6 +64,7 @@ type Report struct {
 	Streamed bool // an event with tokens has been sent
 	End      pd.End
 	Failure  error // why the client did not get the answer it asked for
+	Anew     int   // how often another engine was asked for the whole answer
 	// RetryElsewhere says that the engine died during this request. The client gets the engine's error only if no other
 	// decode pod takes the request.
 	RetryElsewhere bool
@@ -117,6 +121,9 @@ func (c *Client) sendHeaders(resp *http.Response, stream bool) {
 	c.setTiming(*c.Clock.Phases())
 	if c.RetryElsewhere || NotAdmitted(resp.StatusCode) {
 		h.Set(pd.HeaderRetry, "1")
+	}
+	if c.Anew > 0 {
+		h.Set(pd.HeaderContinued, strconv.Itoa(c.Anew))
 	}
 	if saturated(resp.StatusCode) && h.Get("Retry-After") == "" { // vLLM does not send it
 		h.Set("Retry-After", (&pd.Refusal{Reason: pd.Saturated}).RetryAfter())
@@ -202,8 +209,12 @@ func (c *Client) sendTrailers(resp *http.Response) {
 	if !c.reports() {
 		return
 	}
-	if c.Elsewhere != nil && c.Elsewhere.Moves() > 0 {
-		h.Set(http.TrailerPrefix+pd.HeaderContinued, strconv.Itoa(c.Elsewhere.Moves()))
+	moves := c.Anew
+	if c.Elsewhere != nil {
+		moves += c.Elsewhere.Moves()
+	}
+	if moves > 0 {
+		h.Set(http.TrailerPrefix+pd.HeaderContinued, strconv.Itoa(moves))
 	}
 	all := c.Clock.Stop(time.Now())
 	var rest pd.Phases

@@ -20,7 +20,7 @@ var usageReaders = sync.Pool{New: func() any { return new(body.UsageReader) }}
 
 // relayWhole passes on an answer that is not an event stream. Its headers wait for its first byte, so that they can report
 // the time to it, and an answer that breaks off before it can be refused. It is buffered only if its end must be reported or
-// corrected.
+// corrected, or if another engine is asked when it breaks off.
 func (c *Client) relayWhole(resp *http.Response, a *Answer) error {
 	if _, err := a.Peek(); err != nil && err != io.EOF {
 		return c.brokeOff(err)
@@ -31,7 +31,7 @@ func (c *Client) relayWhole(resp *http.Response, a *Answer) error {
 		}
 	}
 	c.Clock.Enter(pd.PhaseDecode, time.Now())
-	buffered := c.complete != nil || (c.reports() || c.correctsUsage()) && resp.ContentLength <= MaxBuffered
+	buffered := c.complete != nil || (c.Holds || c.reports() || c.correctsUsage()) && resp.ContentLength <= MaxBuffered
 	if buffered && resp.StatusCode == http.StatusOK && !Encoded(resp.Header) {
 		return c.relayBuffered(resp, a)
 	}
