@@ -18,14 +18,16 @@ import (
 // TestEnvoyBootstrap holds the chart's copy of Envoy's configuration to what tandem envoy-config writes for the same choices,
 // and has the real Envoy validate it.
 func TestEnvoyBootstrap(t *testing.T) {
-	common := []string{"--listen=0.0.0.0:8080", "--operations-address=0.0.0.0:9902", "--idle-timeout=240s", "--body-limit=64MiB",
+	all := []string{"--listen=0.0.0.0:8080", "--operations-address=0.0.0.0:9902", "--idle-timeout=240s", "--body-limit=64MiB",
 		"--epp=demo-tandem-epp-replicas.models.svc:9002"}
+	// 85 % of 2 GiB, the default, and of 1 GiB.
+	common, small := append(slices.Clone(all), "--max-heap=1825361100"), append(slices.Clone(all), "--max-heap=912680550")
 	choices := map[string][]string{
-		"sim":            common,
+		"sim":            small,
 		"vllm-1p1d":      common,
 		"sglang-1p1d":    common,
-		"pool":           common,
-		"policy":         common,
+		"pool":           small,
+		"policy":         small,
 		"autoscaling":    common,
 		"ranks":          common,
 		"keeper":         common,
@@ -38,7 +40,7 @@ func TestEnvoyBootstrap(t *testing.T) {
 		"multi":          common,
 		"encoders":       append(slices.Clone(common), "--pool-tls", "--pool-ca=/etc/envoy-pool/ca.crt"),
 		"batch":          append(slices.Clone(common), "--cert-path=/etc/envoy-tls", "--cert-file=/etc/envoy/certificate.yaml", "--otlp=collector:4317", "--trace-ratio=0.1"),
-		"canary":         append(slices.Clone(common), "--canary=next-tandem-proxy.models.svc:80", "--canary-percent=2"),
+		"canary":         append(slices.Clone(small), "--canary=next-tandem-proxy.models.svc:80", "--canary-percent=2"),
 		"tls": append(slices.Clone(common), "--cert-path=/etc/envoy-tls", "--cert-file=/etc/envoy/certificate.yaml",
 			"--epp-ca=/etc/envoy-epp/ca.crt", "--epp-server-name=demo-tandem-epp.models.svc", "--pool-tls",
 			"--pool-ca=/etc/envoy-pool/ca.crt", "--otlp=collector:4317", "--trace-ratio=0.1", "--http-filters=testdata/http-filters.yaml"),

@@ -20,6 +20,25 @@
 {{- end -}}
 {{- end -}}
 
+{{/*
+Most bytes of Envoy's heap: 85 % of the container's memory, the rest of which stacks, sockets and code need. 0 without a limit, and with one
+in peta-, exa- or milli-bytes.
+*/}}
+{{- define "tandem.proxy.heap" -}}
+{{- $memory := dig "limits" "memory" "" . -}}
+{{- if not (kindIs "string" $memory) -}}
+{{- $memory = int64 $memory | toString -}}
+{{- end -}}
+{{- $number := regexFind "^[0-9.]+" $memory -}}
+{{- $unit := get (dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776)
+      (trimPrefix $number $memory) -}}
+{{- if and $number $unit -}}
+{{- mulf (float64 $number) $unit 0.85 | floor | int64 -}}
+{{- else -}}
+0
+{{- end -}}
+{{- end -}}
+
 {{/* HOST:PORT of a collector that is spoken to in plaintext. Envoy itself does not speak TLS to one here. */}}
 {{- define "tandem.proxy.collector" -}}
 {{- $url := include "tandem.tracing.url" . -}}
@@ -39,6 +58,7 @@ flags would be:
   --cert-path=/etc/envoy-tls --cert-file=/etc/envoy/certificate.yaml        with tls.proxySecret
   --epp-ca=/etc/envoy-epp/ca.crt --epp-server-name=<release>-epp.<namespace>.svc   with tls.eppSecret
   --pool-tls --pool-ca=/etc/envoy-pool/ca.crt                               with tls.sidecarSecret
+  --max-heap=BYTES                                                          85 % of proxy.resources.limits.memory
   --fail-open                                                               with gateway.failureMode FailOpen
   --http-filters=FILE                                                       with proxy.httpFilters in it
   --canary=<canary.release>-proxy.<namespace>.svc:<canary.port> --canary-percent=<canary.percent> --canary-tls=<canary.tls>
@@ -86,6 +106,7 @@ flags would be:
         "prefix: x-gateway-destination-" "prefix: x-llm-d-prefiller-" "prefix: x-llm-d-encoder-" "prefix: x-llm-d-kv-cache-" "exact: x-llm-d-model-name-rewrite" "exact: x-gateway-model-name-rewrite"
         `safe_regex: { regex: "x-tandem-([^p].*|p|p[^d].*|pd.+)?" }`)
       "IdleSeconds" (int .Values.proxy.idleSeconds) "BodyLimit" (include "tandem.bytes" .Values.epp.bodyLimit | int64)
+      "MaxHeap" (include "tandem.proxy.heap" .Values.proxy.resources | int64)
       "FailOpen" (eq .Values.gateway.failureMode "FailOpen") "PoolHTTP2" false
       "AccessLog" false "Traces" $traces "SampledPercent" (mulf 100 .Values.tracing.ratio | float64)
 -}}

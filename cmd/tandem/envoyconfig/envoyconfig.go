@@ -28,6 +28,7 @@ type settings struct {
 	Pool    pool       `group:"Decode endpoints"`
 	Canary  canary     `group:"Canary"`
 	Request boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body that can be retried on another endpoint; the EPP's --body-limit"`
+	MaxHeap boot.Bytes `flag:"max-heap" arg:"BYTES" help:"Envoy's memory: at 95 % of it new requests get 503, and those that run go on; some 85 % of a container's limit. 0: no limit"`
 	Write   string     `flag:"write" enum:"bootstrap,certificate,client-certificate" help:"which file to write: Envoy's configuration, or the file that --cert-file or --client-cert-file names in it"`
 }
 
@@ -85,7 +86,7 @@ func (s *settings) options() (envoyconf.Options, error) {
 	o := envoyconf.Options{
 		Listen: l.Address, Cert: envoyconf.OwnCert{Dir: l.CertDir, File: l.CertFile}, ClientCA: l.ClientCA,
 		Client: envoyconf.OwnCert{Dir: l.Client, File: l.ClientFile}, Admin: l.Admin, Operations: l.Operations,
-		AccessLog: l.AccessLog, Collector: l.Collector, TraceRatio: l.TraceRatio, BodyLimit: int64(s.Request),
+		AccessLog: l.AccessLog, Collector: l.Collector, TraceRatio: l.TraceRatio, BodyLimit: int64(s.Request), MaxHeap: int64(s.MaxHeap),
 		Canary:  envoyconf.Canary{Address: s.Canary.Address, Percent: s.Canary.Percent, TLS: s.Canary.TLS},
 		Pickers: e.Addresses, Filters: e.Mode, PickerTLS: envoyconf.PeerTLS{Plaintext: e.Plaintext, CAFile: e.CA, Name: e.Name},
 		FailOpen: e.FailOpen, PoolHTTP2: p.HTTP2,

@@ -45,6 +45,9 @@ const headerPickLost = "x-tandem-pick-lost"
 // the connection, or a request is sometimes sent on a connection that is being closed. Our sidecar waits for 5 minutes.
 const DefaultIdle = 4 * time.Minute
 
+// leastHeap is the smallest limit of Envoy's heap that leaves memory for requests (bytes).
+const leastHeap = 64 << 20
+
 // Filters is the layout of the ext-proc filters.
 type Filters string
 
@@ -101,6 +104,7 @@ type Options struct {
 
 	Idle       time.Duration // how long an idle connection to a decode endpoint is kept open, to the second
 	BodyLimit  int64         // largest request body that can be retried, in bytes: the EPP's limit
+	MaxHeap    int64         // memory of Envoy's heap, in bytes, near which it takes no more requests; 0 = no limit
 	AccessLog  bool          // one line of JSON for each request, on stdout
 	Collector  string        // host:port of an OTLP/gRPC collector of spans; "" = no spans
 	TraceRatio float64       // part of the traces that begin here which are kept, 0 to 1
@@ -150,6 +154,9 @@ func (o *Options) Problems(report func(flag, format string, args ...any)) {
 	}
 	if o.BodyLimit <= 0 {
 		report("body-limit", "%d is not a positive size", o.BodyLimit)
+	}
+	if o.MaxHeap != 0 && o.MaxHeap < leastHeap {
+		report("max-heap", "must be %d MiB or more, of which Envoy needs some 20 itself, or 0 for no limit; got %d bytes", leastHeap>>20, o.MaxHeap)
 	}
 	o.poolProblems(report)
 	o.peerProblems(report)

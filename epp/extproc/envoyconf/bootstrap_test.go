@@ -55,6 +55,7 @@ func TestBootstrapGolden(t *testing.T) {
 	everything.AccessLog, everything.Collector, everything.TraceRatio = true, "collector:4317", 0.1
 	everything.Canary = envoyconf.Canary{Address: "next.ns.svc:80", Percent: 2.5, TLS: true}
 	everything.HTTPFilters = "- name: envoy.filters.http.cors\n  typed_config: # of the operator\n    '@type': type.googleapis.com/envoy.extensions.filters.http.cors.v3.Cors\n"
+	everything.MaxHeap = 1 << 30
 	everything.BodyLimit, everything.Idle, everything.Operations = 1<<20, time.Minute, "0.0.0.0:9902"
 	originalDst := envoyconf.Defaults()
 	originalDst.Pool, originalDst.PickerTLS.Plaintext = envoyconf.PoolOriginalDst, true
@@ -122,7 +123,7 @@ func TestBootstrapIsValid(t *testing.T) {
 						o.AccessLog, o.Collector, o.TraceRatio = true, "127.0.0.1:4317", 0.1
 						o.Canary = envoyconf.Canary{Address: "10.0.0.9:80", Percent: 0.01, TLS: security != "plaintext"}
 						o.Pickers = []string{"localhost:9002", "epp.invalid:9002"}
-						o.Operations, o.PoolTLS.Plaintext = "0.0.0.0:0", false
+						o.Operations, o.PoolTLS.Plaintext, o.MaxHeap = "0.0.0.0:0", false, 1<<30
 						if o.Cert.Dir != "" {
 							o.Cert.File, o.Client.File = certificate, certificate
 						}
@@ -173,6 +174,7 @@ func TestBootstrapProblems(t *testing.T) {
 		{"endpoints", func(o *envoyconf.Options) { o.Static = static("10.0.0.1:1") }, "endpoint: only"},
 		{"certificate", func(o *envoyconf.Options) { o.PickerTLS.Plaintext, o.PickerTLS.CAFile = true, "ca" }, "epp-ca: "},
 		{"body limit", func(o *envoyconf.Options) { o.BodyLimit = 0 }, "body-limit: "},
+		{"heap", func(o *envoyconf.Options) { o.MaxHeap = 1 << 20 }, "max-heap: must be 64 MiB or more"},
 		{"no EPP", func(o *envoyconf.Options) { o.Pickers = nil }, "epp: there must be"},
 		{"EPP", func(o *envoyconf.Options) { o.Pickers = []string{"a b:1"} }, `epp: "a b:1" is not HOST:PORT`},
 		{"mixed EPPs", func(o *envoyconf.Options) { o.Pickers = []string{"10.0.0.1:1", "epp:1"} }, "epp: give all"},
