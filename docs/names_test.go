@@ -350,7 +350,7 @@ func TestPlugins(t *testing.T) {
 }
 
 // foreignFlags are flags of other programs that pages name.
-var foreignFlags = []string{"--api-key", "--block-size", "--chat-template", "--kv-transfer-config", "--mm-processor-cache-gb", "--no-enable-prefix-caching", "--shutdown-timeout", "--flag", "--force-conflicts", "--ssl-certfile", "--ssl-keyfile",
+var foreignFlags = []string{"--api-key", "--block-size", "--chat-template", "--kv-transfer-config", "--mm-processor-cache-gb", "--no-enable-prefix-caching", "--prefix-caching-hash-algo", "--shutdown-timeout", "--flag", "--force-conflicts", "--ssl-certfile", "--ssl-keyfile",
 	"--version", "--help", "--check", "--disaggregation-decode-enable-radix-cache", "--dp-size", "--data-parallel-multi-port-external-lb",
 	// of SGLang's router
 	"--pd-disaggregation", "--service-discovery", "--prefill-selector", "--decode-selector", "--policy", "--prefill-policy", "--decode-policy", "--retry-max-retries",

@@ -2,9 +2,11 @@ package kvevents
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 
+	"github.com/tandem-serving/tandem/epp/kvhash"
 	"github.com/tandem-serving/tandem/epp/kvindex"
 )
 
@@ -40,12 +42,16 @@ type Counts struct {
 	ReplayErrors atomic.Int64
 
 	Shared atomic.Bool // blocks in a shared store were told of
+
+	Named, Misnamed atomic.Int64 // blocks whose names were computed, and those that have other ones
 }
 
 // Root is how blocks of one length begin.
 type Root struct {
 	BlockTokens int
-	Key         kvindex.Key
+	Key         kvindex.Key // of no use where keys are names
+	HashTokens  int         // where keys are names: after how many tokens the engine hashes, a divisor of BlockTokens
+	Adapter     []byte      // none = the model itself
 }
 
 // Roots are the lengths of blocks that engines have, for each of their adapters. The zero value has none.
@@ -82,7 +88,7 @@ func (r *Roots) note(seed kvindex.Seed, blockTokens int, adapter []byte) kvindex
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	root := Root{blockTokens, seed.Root(blockTokens, adapter)}
+	root := Root{blockTokens, seed.Root(blockTokens, adapter), blockTokens, slices.Clone(adapter)}
 	next := map[string][]Root{}
 	if of := r.of.Load(); of != nil {
 		for name, roots := range *of {
@@ -97,6 +103,36 @@ func (r *Roots) note(seed kvindex.Seed, blockTokens int, adapter []byte) kvindex
 	return root.Key
 }
 
+// hashTokens returns after how many tokens blocks of a length are hashed.
+func (r *Roots) hashTokens(blockTokens int) int {
+	if of := r.of.Load(); of != nil {
+		for _, roots := range *of {
+			for _, root := range roots {
+				if root.BlockTokens == blockTokens {
+					return root.HashTokens
+				}
+			}
+		}
+	}
+	return blockTokens
+}
+
+// hashed notes after how many tokens blocks of a length are hashed.
+func (r *Roots) hashed(blockTokens, hashTokens int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	next := map[string][]Root{}
+	for name, roots := range *r.of.Load() {
+		next[name] = slices.Clone(roots)
+		for i := range next[name] {
+			if root := &next[name][i]; root.BlockTokens == blockTokens {
+				root.HashTokens = hashTokens
+			}
+		}
+	}
+	r.of.Store(&next)
+}
+
 // Stream applies what one engine, or one rank of it, tells to its holder.
 type Stream struct {
 	Holder *kvindex.Holder
@@ -108,7 +144,13 @@ type Stream struct {
 	Heard func(Batch)
 	// Restarted is called when another process publishes than before; nil = it is not.
 	Restarted func()
+	// Hasher computes the names of blocks. It must be there where keys are names, and is not used otherwise.
+	Hasher *kvhash.Hasher
+	// Misnamed is called with the first blocks of a prompt and their names, if Hasher gives them others; nil = it is not.
+	Misnamed func(kvhash.Prompt, []uint64)
 
+	named   []uint64 // memory
+	prompts int      // of which names could be computed
 	decoder Decoder
 	group   int // of layers that count, -1 = not known
 }
@@ -155,7 +197,7 @@ func (s *Stream) event(e *Event) {
 				s.Counts.Removed.Add(1)
 			}
 		}
-	case len(e.Names) > 0 && len(e.Tokens) == 0 && (tier != kvindex.GPU || holder == s.Shared):
+	case len(e.Names) > 0 && len(e.Tokens) == 0 && (tier != kvindex.GPU || holder == s.Shared || s.Hasher != nil):
 		s.kept(e, holder, tier)
 	case len(e.Names) > 0:
 		s.stored(e, holder, tier)
@@ -219,7 +261,7 @@ func (s *Stream) skip(e *Event) bool {
 }
 
 // kept notes blocks of which an event has nothing but the names. vLLM tells so of what it offloads, unless its connector is told to describe
-// blocks.
+// blocks. They need not follow one another.
 func (s *Stream) kept(e *Event, holder *kvindex.Holder, tier kvindex.Tier) {
 	var err error
 	unknown := 0
@@ -245,11 +287,45 @@ func (s *Stream) stored(e *Event, holder *kvindex.Holder, tier kvindex.Tier) {
 	if len(e.Extras) > 0 {
 		blocks.Extras = e.Extras
 	}
+	if blocks.First && s.Hasher != nil && len(e.Extras) == 0 {
+		s.check(e, each)
+	}
 	err := holder.Store(&blocks)
 	if err == nil {
 		s.Counts.Stored.Add(int64(len(e.Names)))
 	}
 	s.failed(err, len(e.Names))
+}
+
+const (
+	// checkAll is how many prompts of an engine are checked, and checkEach that of further ones every so many are: hashing takes far longer than
+	// noting blocks.
+	checkAll  = 100
+	checkEach = 64
+)
+
+// check compares the names of a prompt's first blocks, which depend on nothing but tokens and an adapter, with those that Hasher gives them.
+func (s *Stream) check(e *Event, each int) {
+	if s.prompts++; s.prompts > checkAll && s.prompts%checkEach != 0 {
+		return
+	}
+	p := kvhash.Prompt{Tokens: e.Tokens, BlockTokens: each, HashTokens: s.Roots.hashTokens(each), Adapter: e.Adapter}
+	s.named = s.Hasher.Append(s.named[:0], &p)
+	if len(s.named) == 0 {
+		return // they cannot be computed
+	}
+	s.Counts.Named.Add(int64(len(e.Names)))
+	if slices.Equal(s.named, e.Names) {
+		return
+	}
+	if hashTokens := s.Hasher.Fit(p, e.Names); hashTokens != 0 {
+		s.Roots.hashed(each, hashTokens)
+		return
+	}
+	s.Counts.Misnamed.Add(int64(len(e.Names)))
+	if s.Misnamed != nil {
+		s.Misnamed(p, e.Names)
+	}
 }
 
 // failed counts an event that was not applied, or not to so many blocks.

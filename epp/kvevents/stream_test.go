@@ -1,8 +1,12 @@
 package kvevents
 
 import (
+	"encoding/json"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/tandem-serving/tandem/epp/kvhash"
 	"github.com/tandem-serving/tandem/epp/kvindex"
 )
 
@@ -222,6 +226,137 @@ func TestStreamRecordings(t *testing.T) {
 				t.Fatalf("%s: block %x is missing", r.Label, n)
 			}
 		}
+	}
+}
+
+// algorithmOf returns how the engine of a recording names blocks, the zero value if that is not computed.
+func algorithmOf(t *testing.T, label string) kvhash.Algorithm {
+	file, how, _ := strings.Cut(label, " ")
+	given := struct{ Algo, Seed string }{Algo: "sha256"}
+	if strings.HasPrefix(file, "sglang") {
+		given.Algo = "sglang"
+	} else if strings.HasPrefix(how, "{") {
+		if err := json.Unmarshal([]byte(how), &given); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if given.Algo == "xxhash_cbor" {
+		return kvhash.Algorithm{}
+	}
+	a, err := kvhash.Parse(given.Algo, given.Seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// newNamed is newEngine with an index whose keys are names.
+func newNamed(a kvhash.Algorithm) *engine {
+	x := kvindex.NewNamed(seed, 1000)
+	e := &engine{NewStream(x, x.Join(), new(Roots), new(Counts)), x}
+	e.Hasher, e.Shared = kvhash.New(a), x.Join()
+	return e
+}
+
+// TestNamedRecordings: the names in recordings are those that are computed from the token ids, and blocks are found by them, though an event
+// about them has nothing else, and they are told from the last one to the first.
+func TestNamedRecordings(t *testing.T) {
+	checked := map[kvhash.Algorithm]int{}
+	streams, bare := map[string]*engine{}, map[string]*engine{}
+	prompts := map[string]map[uint64][]uint32{} // tokens by the name of the last block
+	for _, r := range recordings(t) {
+		a := algorithmOf(t, r.Label)
+		if a == (kvhash.Algorithm{}) {
+			continue
+		}
+		if streams[r.Label] == nil {
+			streams[r.Label], bare[r.Label], prompts[r.Label] = newNamed(a), newNamed(a), map[uint64][]uint32{}
+		}
+		if _, err := streams[r.Label].Apply(r.payload(t)); err != nil {
+			t.Fatal(err)
+		}
+		var d Decoder
+		if _, err := d.Decode(r.payload(t), func(e *Event) {
+			before := prompts[r.Label][e.Parent]
+			if e.Kind != Stored || len(e.Extras) > 0 || e.HasParent && before == nil {
+				return
+			}
+			for i, name := range slices.Backward(e.Names) {
+				prompts[r.Label][name] = append(slices.Clip(before), e.Tokens[:(i+1)*e.BlockTokens]...)
+				bare[r.Label].tells(t, offloaded("CPU", name))
+			}
+			named := e.Names[len(e.Names)-1]
+			tokens := prompts[r.Label][named]
+			p := kvhash.Prompt{Tokens: tokens, BlockTokens: e.BlockTokens, HashTokens: e.BlockTokens}
+			keys := kvhash.New(a).Append(nil, &p)
+			if len(keys) == 0 || keys[len(keys)-1] != named {
+				t.Errorf("%s: the last of %d blocks is %x, want %x", r.Label, len(keys), keys, named)
+			}
+			var depths kvindex.Depths
+			holder := bare[r.Label].Holder
+			if bare[r.Label].index.Measure(keys, &depths); depths.UpTo(holder, kvindex.CPU) != len(keys) {
+				t.Errorf("%s: %d blocks of %d are found", r.Label, depths.UpTo(holder, kvindex.CPU), len(keys))
+			}
+			checked[a] += len(e.Names)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for label, e := range streams {
+		if misnamed, orphans := e.Counts.Misnamed.Load(), e.Counts.Orphans.Load(); misnamed+orphans > 0 {
+			t.Errorf("%s: %d blocks have other names than computed, %d no parent", label, misnamed, orphans)
+		}
+	}
+	for _, a := range []string{"sha256", "sha256_cbor with hashSeed \"42\"", "sglang"} {
+		n := 0
+		for of, blocks := range checked {
+			if of.String() == a {
+				n = blocks
+			}
+		}
+		if n < 10 {
+			t.Errorf("%d blocks of %s are compared", n, a)
+		}
+	}
+}
+
+// TestNamesAreChecked: an engine that names blocks in another way is noticed at its first prompt; one that hashes more often than once for each
+// block is understood.
+func TestNamesAreChecked(t *testing.T) {
+	plain, err := kvhash.Parse("sha256", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := func(hashTokens int, adapter string) []uint64 {
+		return kvhash.New(plain).Append(nil, &kvhash.Prompt{Tokens: tokens(3), BlockTokens: size, HashTokens: hashTokens, Adapter: []byte(adapter)})
+	}
+	tells := func(names []uint64, more ...any) any {
+		return append(dict{"type", "BlockStored", "block_hashes", names, "parent_block_hash", nil, "token_ids", tokens(3), "block_size", size}, more...)
+	}
+	adapter := []any{"lora_name", "poet", "lora_id", 1, "extra_keys", list{list{"poet"}, list{"poet"}, list{"poet"}}}
+	for name, test := range map[string]struct {
+		event           any
+		named, misnamed int64
+		hashTokens      int
+	}{
+		"as configured":        {tells(named(0, "")), 3, 0, size},
+		"in another way":       {tells([]uint64{1, 2, 3}), 3, 3, size},
+		"an adapter":           {tells(named(0, "poet"), adapter...), 3, 0, size},
+		"an adapter's name":    {tells(named(0, ""), adapter...), 3, 3, size},
+		"hashed more often":    {tells(named(2, "")), 3, 0, 2},
+		"what is not computed": {tells([]uint64{1, 2, 3}, "extra_keys", list{list{"image"}, nil, nil}), 0, 0, size},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, told := newNamed(plain), 0
+			e.Misnamed = func(_ kvhash.Prompt, names []uint64) { told += len(names) }
+			e.tells(t, test.event)
+			if n, m := e.Counts.Named.Load(), e.Counts.Misnamed.Load(); n != test.named || m != test.misnamed || told != int(m) {
+				t.Errorf("%d names were computed, %d are others, of which %d were told; want %d and %d", n, m, told, test.named, test.misnamed)
+			}
+			if got := e.Roots.Of("poet")[0].HashTokens; got != test.hashTokens {
+				t.Errorf("hashed after %d tokens, want %d", got, test.hashTokens)
+			}
+		})
 	}
 }
 

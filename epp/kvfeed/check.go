@@ -6,6 +6,7 @@ import (
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/kvevents"
+	"github.com/tandem-serving/tandem/epp/kvhash"
 )
 
 // Mismatch is what does not fit together.
@@ -21,12 +22,14 @@ const (
 	Unusable
 	// OtherCounts: engines report other numbers of cached tokens than were predicted.
 	OtherCounts
+	// OtherNames: an engine names blocks in another way than is configured, so nothing of what it has is found.
+	OtherNames
 	mismatches
 )
 
 // String returns the mismatch as metrics have it.
 func (m Mismatch) String() string {
-	return [mismatches]string{"block-size", "parents", "unusable", "cached-tokens"}[m]
+	return [mismatches]string{"block-size", "parents", "unusable", "cached-tokens", "hashes"}[m]
 }
 
 const (
@@ -107,6 +110,20 @@ func (f *Feed) checkFirst(m *member, s *source) {
 		f.warn.Warn("most of what the engine tells of its KV cache cannot be used", "endpoint", m.String(), "rank", s.rank, "blocks", stored,
 			"malformed", c.Skipped[kvevents.Malformed].Load(), "other_layers", c.Skipped[kvevents.Layers].Load(), "other_memory", c.Skipped[kvevents.Elsewhere].Load())
 	}
+}
+
+// misnamed notes that a source names blocks in another way than is configured. It is told of the first one.
+func (f *Feed) misnamed(m *member, s *source, p kvhash.Prompt, named []uint64) {
+	if s.other.Swap(true) {
+		return
+	}
+	f.checks.found[OtherNames].Add(1)
+	advice := "leave out tokenProcessorConfig.hashAlgorithm, so that blocks are looked up by their tokens"
+	if a := kvhash.Guess(p, named, f.options.Names.Seed()); a != (kvhash.Algorithm{}) {
+		advice = "set tokenProcessorConfig.hashAlgorithm to " + a.String()
+	}
+	f.log.Warn("the engine names blocks in another way than is configured, so none of its blocks are found", "endpoint", m.String(), "rank", s.rank,
+		"configured", f.options.Names.String(), "advice", advice)
 }
 
 // checkLengths compares the configured length of blocks with those that engines have.

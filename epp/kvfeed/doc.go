@@ -9,7 +9,8 @@
 // compares what it predicts with what engines report, and counts and logs what does not fit together: see [Mismatch].
 //
 // The package reads no wire format (epp/kvevents) and keeps no blocks itself. It tokenizes nothing: without token ids it knows nothing of a
-// prompt. The token ids in events are compared, so engines' own hashes need not be known.
+// prompt. The token ids in events are compared, so engines' own hashes need not be known;
+// [Options] may say how engines make them, to find blocks of which they do not tell token ids.
 //
 // Blocks count in the fastest memory that an engine has them in. What is in the memory of its host, on its disks, or in a store that it
 // shares with others follows what it has in faster memory without a gap, as engines use it. The store counts for engines that have told of

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/kvevents"
+	"github.com/tandem-serving/tandem/epp/kvhash"
 	"github.com/tandem-serving/tandem/epp/kvindex"
 	"github.com/tandem-serving/tandem/pd/loglimit"
 	"github.com/tandem-serving/tandem/transfer/zmtp"
@@ -33,6 +34,8 @@ type Options struct {
 	Limit int64
 	// BlockTokens is the length of engines' blocks as it is configured, 0 = it is not: that of their events counts in any case.
 	BlockTokens int
+	// Names is how engines make the names of blocks, by which they are then looked up; the zero value: they are looked up by their tokens.
+	Names kvhash.Algorithm
 	// Presume is for how long, at least, a prompt is taken to be where it was sent; 0 = not at all. At most it is twice as long.
 	Presume time.Duration
 }
@@ -57,6 +60,7 @@ type Feed struct {
 	client  *http.Client
 
 	index   *kvindex.Index
+	hasher  *kvhash.Hasher  // nil = keys are made from tokens
 	shared  *kvindex.Holder // what is in the store that engines share
 	roots   kvevents.Roots
 	lag     histogram
@@ -83,7 +87,12 @@ func New(options Options, clock epp.Clock, log *slog.Logger) *Feed {
 	transport.Proxy, transport.DisableKeepAlives = nil, true // engines are pods of the cluster, and are asked rarely
 	f := &Feed{options: options, log: log, warn: loglimit.New(log, problemsEvery), clock: clock, dialer: &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive},
 		client: &http.Client{Transport: transport, Timeout: askTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
-		index:  kvindex.New(kvindex.Seed(rand.Uint64()), options.Limit), lag: newHistogram(lagBounds), ctx: ctx, stop: stop}
+		lag:    newHistogram(lagBounds), ctx: ctx, stop: stop}
+	if seed := kvindex.Seed(rand.Uint64()); options.Names != (kvhash.Algorithm{}) {
+		f.index, f.hasher = kvindex.NewNamed(seed, options.Limit), kvhash.New(options.Names)
+	} else {
+		f.index = kvindex.New(seed, options.Limit)
+	}
 	f.shared = f.index.Join()
 	f.checks.errors = newHistogram(shareBounds)
 	f.bySlot.Store(new([]*member))
@@ -108,6 +117,7 @@ type source struct {
 	counts  kvevents.Counts
 	heard   atomic.Int64 // when a message was applied last, in Unix nanoseconds; 0 = never
 	checked atomic.Bool  // its first blocks were looked at: see checkFirst
+	other   atomic.Bool  // its names of blocks are not those that are computed, which was told
 	stop    context.CancelFunc
 }
 
@@ -206,7 +216,8 @@ func (f *Feed) add(m *member, p place, pushed bool) *source {
 	}
 	s := &source{place: p, stop: func() {}}
 	s.stream = kvevents.NewStream(f.index, f.index.Join(), &f.roots, &s.counts)
-	s.stream.Shared = f.shared
+	s.stream.Shared, s.stream.Hasher = f.shared, f.hasher
+	s.stream.Misnamed = func(p kvhash.Prompt, named []uint64) { f.misnamed(m, s, p, named) }
 	if pushed {
 		s.pushed = kvevents.NewPushed(s.stream)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/kvhash"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/transfer/zmtp"
 )
@@ -132,10 +133,21 @@ func stored(rank, prompt, first, last int) []byte { return storedIn("GPU", rank,
 
 // storedIn does it of blocks in a kind of memory.
 func storedIn(medium string, rank, prompt, first, last int) []byte {
+	names := make([]uint64, last)
+	for i := range names {
+		names[i] = uint64(prompt*1000 + i + 1)
+	}
+	return storedAs(names, medium, rank, prompt, first, true)
+}
+
+// storedAs does it of blocks with these names, up to the last of them. If the blocks are not described, they have no token ids and the first one no
+// predecessor.
+func storedAs(names []uint64, medium string, rank, prompt, first int, described bool) []byte {
+	last := len(names)
 	text := func(b []byte, s string) []byte { return append(append(b, 0xd9, byte(len(s))), s...) }
 	array := func(b []byte, n int) []byte { return binary.BigEndian.AppendUint16(append(b, 0xdc), uint16(n)) }
 	name := func(b []byte, i int) []byte {
-		return binary.BigEndian.AppendUint64(append(b, 0xcf), uint64(prompt*1000+i+1))
+		return binary.BigEndian.AppendUint64(append(b, 0xcf), names[i])
 	}
 	b := array(nil, 3)
 	b = binary.BigEndian.AppendUint64(append(b, 0xcb), math.Float64bits(999.5))
@@ -147,10 +159,13 @@ func storedIn(medium string, rank, prompt, first, last int) []byte {
 		b = name(b, i)
 	}
 	b = text(b, "parent_block_hash")
-	if first > 0 {
+	if first > 0 && described {
 		b = name(b, first-1)
 	} else {
 		b = append(b, 0xc0)
+	}
+	if !described {
+		return append(array(text(b, "token_ids"), 0), append(text(nil, "block_size"), 0, byte(rank))...)
 	}
 	b = array(text(b, "token_ids"), (last-first)*size)
 	for _, id := range ids(prompt, last)[first*size : last*size] {
@@ -227,6 +242,65 @@ func TestTiers(t *testing.T) {
 	if n := p.State().Shared; n != 0 {
 		t.Errorf("%d blocks are in a store of which no engine tells", n)
 	}
+}
+
+// names are those that vLLM gives by default to n blocks of a prompt.
+func names(t *testing.T, prompt, n int) (kvhash.Algorithm, []uint64) {
+	t.Helper()
+	a, err := kvhash.Parse("sha256", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, kvhash.New(a).Append(nil, &kvhash.Prompt{Tokens: ids(prompt, n), BlockTokens: size})
+}
+
+// TestNames: blocks that are looked up by their engines' names are also found if an engine has not described them, or if the picker has missed
+// those before them.
+func TestNames(t *testing.T) {
+	vllm, all := names(t, 1, 10)
+	for name, test := range map[string]struct {
+		told           [][]byte // nil = the message is lost
+		want, byTokens int      // blocks
+	}{
+		"described": {[][]byte{storedAs(all[:4], "GPU", 0, 1, 0, true)}, 4, 4},
+		"lost, then told again": {[][]byte{storedAs(all[:3], "GPU", 0, 1, 0, true), nil, storedAs(all[:10], "GPU", 0, 1, 3, true),
+			storedAs(all[:3], "GPU", 0, 1, 0, true)}, 10, 3},
+		"offloaded before the picker began": {[][]byte{storedAs(all[:6], "CPU", 0, 1, 0, false)}, 6, 0},
+		"in a store":                        {[][]byte{storedAs(all[:6], "STORAGE", 0, 1, 2, false), storedAs(all[:2], "OBJ", 0, 1, 0, false)}, 2, 0},
+	} {
+		for options, want := range map[Options]int{{Names: vllm}: test.want, {}: test.byTokens} {
+			t.Run(name+", by "+options.Names.String(), func(t *testing.T) {
+				p := newPool(t, options, "10.0.0.1:8000")
+				for i, message := range test.told {
+					if message != nil {
+						p.delivers(t, 0, 0, uint64(i), message)
+					}
+				}
+				p.wants(t, 1, want)
+				p.wants(t, 2, 0)
+				if salted := request(ids(1, 10)); want > 0 {
+					salted.Prompt.Salt = "mine"
+					if got := p.cached(salted); got[0] != 0 {
+						t.Errorf("%d blocks of another salt", got[0])
+					}
+				}
+				if got := p.log.String(); got != "" {
+					t.Errorf("logged %q", got)
+				}
+			})
+		}
+	}
+}
+
+// TestPresumeByNames: a prompt is presumed where it was sent, also after another request has used the memory of its keys.
+func TestPresumeByNames(t *testing.T) {
+	vllm, _ := names(t, 1, 10)
+	p := newPool(t, Options{Names: vllm, Presume: time.Second}, "10.0.0.1:8000", "10.0.0.2:8000")
+	r := request(ids(1, 10))
+	p.Presume(r, &r.Prompt, p.endpoints[1])
+	p.wants(t, 1, 0, 10)
+	p.clock.pass(3 * time.Second)
+	p.wants(t, 1, 0, 0)
 }
 
 // TestTheLastTokenIsComputed: an engine that has all of a prompt computes its last block again.
@@ -513,6 +587,11 @@ func TestMismatches(t *testing.T) {
 		p.Picked(r, d, predicted)
 		p.Observe(&epp.Outcome{Decision: d, Result: &pd.AnswerSummary{Cached: int64(reported)}})
 	}
+	vllm, unseeded := names(t, 1, 4)
+	seeded, err := kvhash.Parse("sha256", "1")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		options Options
 		when    func(p *pool)
@@ -541,6 +620,12 @@ func TestMismatches(t *testing.T) {
 				answers(p, 9*size, -1)
 			}
 		}, "", mismatches},
+		"other hashes": {Options{Names: vllm}, func(p *pool) { p.delivers(t, 0, 0, 0, stored(0, 1, 0, 1)) }, "leave out tokenProcessorConfig.hashAlgorithm", OtherNames},
+		"another seed": {Options{Names: seeded}, func(p *pool) {
+			for i := range uint64(3) {
+				p.delivers(t, 0, 0, i, storedAs(unseeded, "GPU", 0, 1, 0, true))
+			}
+		}, "set tokenProcessorConfig.hashAlgorithm to sha256\"", OtherNames},
 		"no token ids": {Options{}, func(p *pool) {
 			for range 100 {
 				p.Picked(&epp.Request{}, new(epp.Decision), 0)

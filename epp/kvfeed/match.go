@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/kvevents"
+	"github.com/tandem-serving/tandem/epp/kvhash"
 	"github.com/tandem-serving/tandem/epp/kvindex"
 )
 
@@ -47,6 +48,10 @@ func (f *Feed) cut(p *pending, r *epp.Request, prompt *epp.Prompt) {
 		}
 		roots = []kvevents.Root{{BlockTokens: tokens, Key: f.index.Seed().Root(tokens, nil)}}
 	}
+	if f.hasher != nil {
+		f.name(p, roots, prompt)
+		return
+	}
 	var salt uint64
 	if prompt.Salt != "" {
 		salt = f.index.Seed().Text(0, []byte(prompt.Salt))
@@ -56,6 +61,17 @@ func (f *Feed) cut(p *pending, r *epp.Request, prompt *epp.Prompt) {
 		c := &p.chains[i]
 		c.blockTokens = root.BlockTokens
 		c.keys = f.index.Seed().Append(c.keys[:0], root.Key, salt, root.BlockTokens, prompt.IDs)
+	}
+}
+
+// name does the same where keys are the names that engines give to blocks.
+func (f *Feed) name(p *pending, roots []kvevents.Root, prompt *epp.Prompt) {
+	p.chains = slices.Grow(p.chains[:0], len(roots))[:len(roots)]
+	for i, root := range roots {
+		c := &p.chains[i]
+		c.blockTokens = root.BlockTokens
+		c.keys = f.hasher.Append(c.keys[:0], &kvhash.Prompt{Tokens: prompt.IDs, BlockTokens: root.BlockTokens, HashTokens: root.HashTokens,
+			Adapter: root.Adapter, Salt: prompt.Salt})
 	}
 }
 

@@ -14,6 +14,7 @@ type State struct {
 	Limit       int64           `json:"limit"`
 	Shared      int             `json:"shared_blocks,omitempty"` // in a store that engines share
 	BlockTokens []int           `json:"block_tokens"`            // lengths of engines' blocks
+	Names       string          `json:"hashes,omitempty"`        // by which blocks are looked up, as configured; "" = by their tokens
 	Listens     string          `json:"listens,omitempty"`       // address to which engines connect
 	Presumes    float64         `json:"presumes_seconds"`        // 0 = nothing is presumed
 	Strangers   int64           `json:"strangers,omitempty"`     // messages of engines that are no endpoints
@@ -49,7 +50,7 @@ type SourceState struct {
 
 // State returns what the feed knows.
 func (f *Feed) State() State {
-	s := State{Blocks: f.index.Blocks(), Limit: f.options.Limit, Shared: f.shared.Len(), BlockTokens: []int{}, Listens: f.options.Listen, Presumes: f.options.Presume.Seconds(),
+	s := State{Blocks: f.index.Blocks(), Limit: f.options.Limit, Shared: f.shared.Len(), BlockTokens: []int{}, Names: f.options.Names.String(), Listens: f.options.Listen, Presumes: f.options.Presume.Seconds(),
 		Strangers: f.unknown.Load(), Mismatches: map[string]int{}, Endpoints: []EndpointState{}}
 	for _, root := range f.roots.Of("") {
 		s.BlockTokens = append(s.BlockTokens, root.BlockTokens)

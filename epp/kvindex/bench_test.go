@@ -38,15 +38,24 @@ func newWriter(h *Holder, kind uint64) *writer {
 	return &writer{h: h, next: kind << 40, tokens: randomTokens(event * benchBlock)}
 }
 
+// name returns the name of a block. Where names are keys, their bits are spread.
+func (w *writer) name(n uint64) uint64 {
+	if w.h.index.Named() {
+		return n * mix1
+	}
+	return n
+}
+
 // store stores the next message.
 func (w *writer) store(tb testing.TB) {
 	first := w.next/event%4 == 0
+	parent := w.name(w.next)
 	for i := range w.names {
 		w.next++
-		w.names[i] = w.next
+		w.names[i] = w.name(w.next)
 	}
 	w.tokens[0], w.tokens[1] = uint32(w.next), uint32(w.next>>32)
-	s := Stored{Names: w.names[:], First: first, Parent: w.names[0] - 1, Root: 1, Tokens: w.tokens}
+	s := Stored{Names: w.names[:], First: first, Parent: parent, Root: 1, Tokens: w.tokens}
 	if err := w.h.Store(&s); err != nil {
 		tb.Fatal(err)
 	}
@@ -55,13 +64,19 @@ func (w *writer) store(tb testing.TB) {
 // remove removes the blocks of a message that was stored n messages ago.
 func (w *writer) remove(n uint64) {
 	for i := range uint64(event) {
-		w.h.Remove(GPU, w.next-n*event-i)
+		w.h.Remove(GPU, w.name(w.next-n*event-i))
 	}
 }
 
 // fleet makes an index in which pods have the beginning of a prompt, ragged ones each another length, and others others' blocks.
 func fleet(tb testing.TB, pods, beside int, ragged bool) (x *Index, hot []*Holder, tokens []uint32) {
 	x = New(testSeed, 1<<40)
+	hot, tokens = fleetOf(tb, x, pods, beside, ragged)
+	return x, hot, tokens
+}
+
+// fleetOf does the same to an empty index.
+func fleetOf(tb testing.TB, x *Index, pods, beside int, ragged bool) (hot []*Holder, tokens []uint32) {
 	tokens = randomTokens(longBlocks * benchBlock)
 	own := Seed(99).Append(nil, 1, 0, benchBlock, tokens)
 	for i := range pods {
@@ -82,7 +97,7 @@ func fleet(tb testing.TB, pods, beside int, ragged bool) (x *Index, hot []*Holde
 		}
 	}
 	runtime.GC()
-	return x, hot, tokens
+	return hot, tokens
 }
 
 // percentiles reports the median and the 99th percentile of durations.
@@ -233,8 +248,10 @@ func BenchmarkKeys(b *testing.B) {
 
 // BenchmarkStore stores and removes blocks of one pod beside a million others. An operation stores a message of 16 blocks, and
 // removes another one.
-func BenchmarkStore(b *testing.B) {
-	x, _, _ := fleet(b, 10, 1_000_000, false)
+func BenchmarkStore(b *testing.B) { benchmarkStore(b, New(testSeed, 1<<40)) }
+
+func benchmarkStore(b *testing.B, x *Index) {
+	fleetOf(b, x, 10, 1_000_000, false)
 	w := newWriter(x.Join(), 1000)
 	for range 2000 {
 		w.store(b)
@@ -284,12 +301,25 @@ func BenchmarkClaim(b *testing.B) {
 
 // BenchmarkMemory reports the bytes of a block at a pod.
 func BenchmarkMemory(b *testing.B) {
+	benchmarkMemory(b, func() *Index { return New(testSeed, 1<<40) })
+}
+
+func benchmarkMemory(b *testing.B, empty func() *Index) {
 	for b.Loop() {
 		before := live()
-		x, hot, _ := fleet(b, 8, 4_000_000, false)
+		x := empty()
+		hot, _ := fleetOf(b, x, 8, 4_000_000, false)
 		b.ReportMetric(float64(live()-before)/float64(x.Blocks()), "B/block")
 		runtime.KeepAlive(hot) // and with them the index
 	}
+}
+
+// BenchmarkNamed does what BenchmarkStore and BenchmarkMemory do where keys are the engines' names.
+func BenchmarkNamed(b *testing.B) {
+	b.Run("store", func(b *testing.B) { benchmarkStore(b, NewNamed(testSeed, 1<<40)) })
+	b.Run("memory", func(b *testing.B) {
+		benchmarkMemory(b, func() *Index { return NewNamed(testSeed, 1<<40) })
+	})
 }
 
 func live() uint64 {

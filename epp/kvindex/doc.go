@@ -10,6 +10,9 @@
 // blocks behind the first one that is missing. A run with the same holders so costs a few words for all of its blocks, and a look-up
 // takes one step for each run on its way, in which it compares two keys and reads one word for each holder.
 //
+// An index made by [NewNamed] has the engines' names as keys. It needs neither tokens nor predecessors of blocks. Blocks that are told without
+// their predecessors each begin a run, so no more than 1,024 of them in a row count.
+//
 // A holder may have blocks in several tiers of memory. Each tier that it uses has shares of its own, of the blocks in it or in faster ones. So
 // a look-up also says how many leading blocks a holder has without a gap when it takes some from slower tiers. A block has one name for all
 // tiers, and is in the holder's table once.

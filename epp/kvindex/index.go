@@ -22,6 +22,7 @@ type Index struct {
 	limit int64 // blocks, each counted for each of its holders
 
 	heads  heads
+	places *places       // of all keys, where keys are names; else nil
 	top    atomic.Uint32 // numbers of holders are below it
 	blocks atomic.Int64
 
@@ -43,6 +44,19 @@ type retired struct {
 func New(seed Seed, limit int64) *Index {
 	return &Index{seed: seed, limit: limit, runs: make([]*run, 1)}
 }
+
+// NewNamed returns an empty index whose keys are the names that engines give to blocks, so a look-up takes the names that the engines would
+// give. It needs no token ids, and of a block neither the one before it nor that any holder has it already. All engines must name blocks in
+// the same way. Names must be hashes of the block and all before it, as keys are. It takes some 35 bytes more for each block,
+// which holders share, and freeing a run takes time for each of its blocks.
+func NewNamed(seed Seed, limit int64) *Index {
+	x := New(seed, limit)
+	x.places = new(places)
+	return x
+}
+
+// Named reports whether keys are the engines' names.
+func (x *Index) Named() bool { return x.places != nil }
 
 // Seed returns the seed of the keys.
 func (x *Index) Seed() Seed { return x.seed }
@@ -135,9 +149,11 @@ type Stored struct {
 	First  bool     // the first block is that of a prompt
 	Parent uint64   // else the name of the block before the first one
 	Root   Key      // of a first block: what Seed.Root returned
-	// Tokens are the token ids of all blocks, which have the same length.
+	// Tokens are the token ids of all blocks, which have the same length. They and Extras do not count where keys are names.
 	Tokens []uint32
 	Extras []uint64 // what each block depends on beside its tokens; nil = nothing
+	// Loose says that the blocks need not follow one another. Keys must be names.
+	Loose bool
 }
 
 // What Store returns.
@@ -150,11 +166,11 @@ var (
 
 // Store notes blocks that the holder has, or changes nothing and returns one of the errors above. A second name of a block is ignored.
 func (h *Holder) Store(s *Stored) error {
+	x := h.index
 	each := len(s.Tokens) / max(len(s.Names), 1)
-	if each == 0 || each*len(s.Names) != len(s.Tokens) || s.Extras != nil && len(s.Extras) != len(s.Names) {
+	if !x.Named() && (each == 0 || each*len(s.Names) != len(s.Tokens) || s.Extras != nil && len(s.Extras) != len(s.Names)) {
 		return ErrForm
 	}
-	x := h.index
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.sweep(turn)
@@ -168,6 +184,10 @@ func (h *Holder) Store(s *Stored) error {
 		return ErrFull
 	}
 	h.use(s.Tier)
+	if x.Named() {
+		h.storeNamed(s)
+		return nil
+	}
 	c, key := h.cursor(), s.Root
 	if !s.First {
 		parent := h.table.get(s.Parent)
@@ -194,6 +214,24 @@ func (h *Holder) Store(s *Stored) error {
 		h.put(&c, name, s.Tier)
 	}
 	return nil
+}
+
+// storeNamed notes blocks whose keys are their names. One whose predecessor no holder has begins a run.
+func (h *Holder) storeNamed(s *Stored) {
+	c := h.cursor()
+	if !s.First {
+		if parent := h.index.places.get(keyOf(s.Parent)); parent != 0 {
+			c.to(parent)
+		}
+	}
+	for i, name := range s.Names {
+		ahead := len(s.Names) - i
+		if s.Loose {
+			c.run, ahead = nil, 1
+		}
+		c.move(keyOf(name), ahead)
+		h.put(&c, name, s.Tier)
+	}
 }
 
 // keepAll notes that blocks are in a tier too, if all of them are known by their names; else it reports false.
@@ -325,8 +363,13 @@ func (c *cursor) move(key Key, ahead int) {
 			return
 		}
 	}
-	// A run that begins with the key may be older than the one before it, which was dropped and came back.
-	if r := x.heads.get(key); r != nil {
+	if x.Named() {
+		if p := x.places.get(key); p != 0 {
+			c.to(p)
+			return
+		}
+	} else if r := x.heads.get(key); r != nil {
+		// A run that begins with the key may be older than the one before it, which was dropped and came back.
 		c.run, c.off = r, 0
 		return
 	}
@@ -349,6 +392,7 @@ func (c *cursor) move(key Key, ahead int) {
 	}
 	r.keys[c.off] = key
 	r.n.Store(c.off + 1)
+	x.places.put(key, at(r.number, c.off))
 }
 
 // again goes to a place again, after a change that may have replaced the run, or freed it.
@@ -429,6 +473,7 @@ func (x *Index) begin(key Key, ahead int) *run {
 	r.n.Store(1)
 	x.runs[number] = r
 	x.heads.put(key, r)
+	x.places.put(key, at(number, 0))
 	return r
 }
 
@@ -449,6 +494,7 @@ func (x *Index) leave(r *run, i int) {
 		r.live--
 		if r.live == 0 {
 			x.heads.remove(r.keys[0])
+			x.places.remove(r.keys[:r.n.Load()])
 			x.runs[r.number] = nil
 			x.free = append(x.free, r.number)
 			return
@@ -465,7 +511,9 @@ func (x *Index) leave(r *run, i int) {
 	}
 	if most <= n/4 {
 		// Other keys may take the place of those that are cut off, so readers of the old run must not see the new shares.
-		x.replace(r, slices.Clone(r.keys[:max(1, most)]), slices.Clone(r.shares))
+		most = max(1, most)
+		x.places.remove(r.keys[most:n])
+		x.replace(r, slices.Clone(r.keys[:most]), slices.Clone(r.shares))
 	}
 }
 

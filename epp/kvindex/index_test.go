@@ -229,17 +229,20 @@ func TestAgainstModel(t *testing.T) {
 		for i := range steps {
 			steps[i] = byte(random.Uint32())
 		}
-		compare(t, steps)
+		compare(t, steps, false)
+		compare(t, steps, true)
 	}
 }
 
 func FuzzAgainstModel(f *testing.F) {
-	f.Add([]byte{0, 0, 1, 9, 1, 0, 1, 3, 0, 0, 1, 9})
-	f.Fuzz(func(t *testing.T, steps []byte) { compare(t, steps) })
+	f.Add([]byte{0, 0, 1, 9, 1, 0, 1, 3, 0, 0, 1, 9}, false)
+	f.Add([]byte{0, 0, 1, 9, 1, 0, 1, 3, 3, 1, 1, 9}, true)
+	f.Fuzz(func(t *testing.T, steps []byte, named bool) { compare(t, steps, named) })
 }
 
-// compare reads steps of four bytes: what to do, for which holder and tier, with which prompt, and how many blocks.
-func compare(t *testing.T, steps []byte) {
+// compare reads steps of four bytes: what to do, for which holder and tier, with which prompt, and how many blocks. named says that keys are
+// names: then holders also tell of blocks in the middle of prompts alone.
+func compare(t *testing.T, steps []byte, named bool) {
 	const most = 40
 	var prompts [16][]uint32
 	var allNames [16][]uint64
@@ -252,6 +255,9 @@ func compare(t *testing.T, steps []byte) {
 		allNames[i] = names(prompts[i])
 	}
 	x := New(testSeed, 1<<20)
+	if named {
+		x = NewNamed(testSeed, 1<<20)
+	}
 	holders := []*Holder{x.Join(), x.Join(), x.Join(), x.Join()}
 	has := make([]map[uint64]tierSet, len(holders)) // by name
 	for i := range has {
@@ -280,7 +286,22 @@ func compare(t *testing.T, steps []byte) {
 			if steps[0]%2 == 0 {
 				first = 0
 			}
-			if err := storeIn(h, tier, tokens, first, n+1); err != nil {
+			err := error(nil)
+			if s := (Stored{Tier: tier}); named {
+				first = int(steps[0]) / 18 * n / 14 // whatever it has
+				switch s.Names = all[first : n+1]; {
+				case steps[0]%3 == 0:
+					s.Loose, s.First = true, true
+				case first == 0:
+					s.First = true
+				default:
+					s.Parent = all[first-1]
+				}
+				err = h.Store(&s)
+			} else {
+				err = storeIn(h, tier, tokens, first, n+1)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 			for i := first; i <= n; i++ {
@@ -309,7 +330,7 @@ func compare(t *testing.T, steps []byte) {
 				as = (who + 1) % len(holders)
 			}
 			for _, name := range all[:n] {
-				known := own[name] != 0 || has[as][name] != 0
+				known := named || own[name] != 0 || has[as][name] != 0
 				if err := h.Keep(tier, name, holders[as]); (err == nil) != known {
 					t.Fatalf("Keep of a block that is known: %v returns %v", known, err)
 				}
@@ -358,6 +379,13 @@ func compare(t *testing.T, steps []byte) {
 	}
 	for !x.Sweep() {
 	}
+	if named {
+		for i := range x.places {
+			if n := x.places[i].count; n > 0 {
+				t.Fatalf("%d names have places after all have left", n)
+			}
+		}
+	}
 	if len(x.free) != len(x.runs)-1 || len(x.numbers) != int(x.top.Load()) {
 		t.Fatalf("%d of %d runs and %d of %d numbers are free after all have left", len(x.free), len(x.runs)-1, len(x.numbers), x.top.Load())
 	}
@@ -366,7 +394,11 @@ func compare(t *testing.T, steps []byte) {
 func check(t *testing.T, x *Index, holders []*Holder, has []map[uint64]tierSet, tokens []uint32, names []uint64) {
 	t.Helper()
 	var d Depths
-	x.Measure(chain(tokens), &d)
+	keys := chain(tokens)
+	if x.Named() {
+		keys = names
+	}
+	x.Measure(keys, &d)
 	for i, h := range holders {
 		for k := range Tiers {
 			want := 0
@@ -377,6 +409,49 @@ func check(t *testing.T, x *Index, holders []*Holder, has []map[uint64]tierSet, 
 				t.Fatalf("holder %d has %d blocks up to tier %d, want %d", i, got, k, want)
 			}
 		}
+	}
+}
+
+// Where keys are names, blocks are found that were told without their tokens or the blocks before them, in whatever order.
+func TestNamed(t *testing.T) {
+	all := names(prompt(0, 6, 6))
+	other := names(prompt(1, 3, 6)) // the same until block 3
+	for name, test := range map[string]struct {
+		told []Stored
+		want int // leading blocks of the prompt
+	}{
+		"in order":                 {[]Stored{{Names: all[:3], First: true}, {Names: all[3:], Parent: all[2]}}, 6},
+		"the end first":            {[]Stored{{Names: all[3:], Parent: all[2]}, {Names: all[:3], First: true}}, 6},
+		"one by one, from the end": {[]Stored{{Names: []uint64{all[2]}, Parent: all[1]}, {Names: []uint64{all[1]}, Parent: all[0]}, {Names: all[:1], First: true}}, 3},
+		"loose":                    {[]Stored{{Names: []uint64{all[3], all[0], all[2], all[1]}, First: true, Loose: true}}, 4},
+		"with a gap":               {[]Stored{{Names: []uint64{all[0], all[1], all[3]}, First: true, Loose: true}}, 2},
+		"the beginning is missing": {[]Stored{{Names: all[1:], Parent: all[0]}}, 0},
+		"another prompt":           {[]Stored{{Names: other, First: true}}, 3},
+		"again":                    {[]Stored{{Names: all[:4], First: true}, {Names: all[2:5], Parent: all[1]}}, 5},
+		"on a disk":                {[]Stored{{Names: all[:2], First: true}, {Names: all[2:], Tier: Disk, First: true, Loose: true}}, 6},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := NewNamed(testSeed, 1000)
+			before, h := x.Join(), x.Join()
+			if err := before.Store(&Stored{Names: all[:5], First: true}); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // with another holder of the prompt, then with none
+				for i := range test.told {
+					if err := h.Store(&test.told[i]); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var d Depths
+				if x.Measure(all, &d); d.UpTo(h, Disk) != test.want {
+					t.Errorf("%d blocks, want %d", d.UpTo(h, Disk), test.want)
+				}
+				before.Leave()
+				h.Clear()
+				for !x.Sweep() {
+				}
+			}
+		})
 	}
 }
 

@@ -5,6 +5,9 @@ import "math/bits"
 // Key stands for a block and all blocks before it.
 type Key = uint64
 
+// keyOf returns the key of a block where keys are names.
+func keyOf(name uint64) Key { return max(name, 1) } // 0 is no key
+
 // Seed keeps keys apart that must not be compared, and those who do not know it from finding prompts with equal keys.
 type Seed uint64
 

@@ -101,6 +101,31 @@ func (t *table) remove(name uint64) place {
 	return p
 }
 
+// places finds the places of keys that are names. The table is in parts, so that a change waits for one of them to grow, not for all. A nil
+// one keeps nothing.
+type places [256]table
+
+func (p *places) part(key Key) *table { return &p[key>>56] }
+
+func (p *places) get(key Key) place { return p.part(key).get(key) }
+
+// put notes the place of a key that has none.
+func (p *places) put(key Key, where place) {
+	if p != nil {
+		t := p.part(key)
+		t.fill(t.slot(key), key, where)
+	}
+}
+
+func (p *places) remove(keys []Key) {
+	if p == nil {
+		return
+	}
+	for _, key := range keys {
+		p.part(key).remove(key)
+	}
+}
+
 // heads finds runs by their first key. Readers take no lock: a slot's key is written once, and a table that is too full is
 // replaced by another one.
 type heads struct {

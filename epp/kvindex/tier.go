@@ -63,7 +63,8 @@ func (h *Holder) enter(c *cursor, had tierSet, t Tier) {
 // ErrUnknown means that a block is not known by its name.
 var ErrUnknown = errors.New("the block is not known by its name")
 
-// Keep notes that the holder has a block in a tier, by the name under which another one, or itself, has it already in any tier.
+// Keep notes that the holder has a block in a tier, by the name under which another one, or itself, has it already in any tier. Where keys
+// are names, no holder needs to have it; the error is then never ErrUnknown.
 func (h *Holder) Keep(t Tier, name uint64, as *Holder) error {
 	x := h.index
 	x.mu.Lock()
@@ -72,15 +73,21 @@ func (h *Holder) Keep(t Tier, name uint64, as *Holder) error {
 	if !h.uses(GPU) {
 		return ErrLeft
 	}
+	where := as.table.get(name)
 	if h.table.get(name) == 0 {
-		if h == as || as.table.get(name) == 0 {
+		if where == 0 && !x.Named() {
 			return ErrUnknown
 		}
 		if x.crowded(t) {
 			return ErrFull
 		}
+		if where == 0 {
+			c := h.cursor()
+			c.move(keyOf(name), 1)
+			where = at(c.run.number, c.off)
+		}
 	}
-	h.keep(t, name, as.table.get(name))
+	h.keep(t, name, where)
 	return nil
 }
 

@@ -13,14 +13,15 @@ import (
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/kvfeed"
+	"github.com/tandem-serving/tandem/epp/kvhash"
 	"github.com/tandem-serving/tandem/epp/latency"
 	"github.com/tandem-serving/tandem/epp/plugin/param"
 )
 
 // PrecisePrefixCache knows how much of a prompt each endpoint has in its prefix cache, because engines tell: it subscribes to their KV
-// events. It needs the token ids of prompts, which requests carry or token-producer finds; of other prompts it knows nothing. Keys are made
-// from the token ids in the events, so engines and picker need no common seed, and engines may have blocks of different lengths. All
-// holders of a block are remembered, each rank of an engine on its own. A plugin that names no producer reads this one if the file has no
+// events. It needs the token ids of prompts, which requests carry or token-producer finds; of other prompts it knows nothing. Blocks are
+// looked up by the token ids in the events, so engines and picker need no common seed, unless hashAlgorithm says that the engines' hashes are
+// computed. Engines may have blocks of different lengths. All holders of a block are remembered, each rank of an engine on its own. A plugin that names no producer reads this one if the file has no
 // approx-prefix-cache-producer; llm-d adds one of these for it.
 type PrecisePrefixCache struct {
 	// TokenProcessorConfig is about how prompts are cut into blocks.
@@ -43,9 +44,13 @@ type PreciseTokens struct {
 	BlockSizeTokens int `yaml:"blockSizeTokens"`
 	// BlockSize is an older name of blockSizeTokens.
 	BlockSize int `yaml:"blockSize"`
-	// HashSeed is accepted and has no effect: the engines' hashes are not computed.
+	// HashSeed is PYTHONHASHSEED of the engines, where their hashes are computed. Default "": they have none.
 	HashSeed string `yaml:"hashSeed"`
-	// HashAlgorithm is accepted and has no effect: the engines' hashes are not computed.
+	// HashAlgorithm has blocks looked up by the engines' own hashes: sha256 or sha256_cbor, as vLLM's flag
+	// --prefix-caching-hash-algo says, or sglang. Then blocks are also found that engines tell of without token ids, or whose predecessors the
+	// picker has missed: after lost messages, in slower memory, in shared stores. It takes 1 to 2 ms longer for a prompt of 128k tokens, and
+	// all engines must have the same algorithm and seed; if one has not, that is logged and counted in tandem_prefix_mismatch_total. Default
+	// "": by their token ids, which llm-d's cbor-fnv and xxh64 mean too.
 	HashAlgorithm string `yaml:"hashAlgorithm"`
 }
 
@@ -158,8 +163,8 @@ func (p *PrecisePrefixCache) Correct(warn epp.Report) {
 		given       bool
 		field, text string
 	}{
-		{tokens.HashSeed != "", "tokenProcessorConfig.hashSeed", "the token ids in events are compared, not the engines' hashes"},
-		{tokens.HashAlgorithm != "", "tokenProcessorConfig.hashAlgorithm", "the token ids in events are compared, not the engines' hashes"},
+		{tokens.HashSeed != "" && !tokens.computes(), "tokenProcessorConfig.hashSeed", "the token ids in events are compared, not the engines' hashes"},
+		{tokens.HashAlgorithm != "" && !tokens.computes(), "tokenProcessorConfig.hashAlgorithm", "the token ids in events are compared, not the engines' hashes"},
 		{p.IndexerConfig.TokenizersPoolConfig != nil, "indexerConfig.tokenizersPoolConfig", "list a token-producer, which finds the token ids of prompts"},
 		{p.IndexerConfig.PrefixStoreConfig != nil, "indexerConfig.prefixStoreConfig", "list a token-producer, which finds the token ids of prompts"},
 		{blocks.RedisConfig != nil, "indexerConfig.kvBlockIndexConfig.redisConfig", "the index is in the picker's memory, and each replica listens to all engines"},
@@ -202,6 +207,11 @@ func (p *PrecisePrefixCache) Problems(report epp.Report) {
 			report("kvEventsConfig.podDiscoveryConfig."+port.field, "must be a port from 1 to 65535, or 0, got %d", port.n)
 		}
 	}
+	if tokens.computes() {
+		if _, err := kvhash.Parse(tokens.HashAlgorithm, tokens.HashSeed); err != nil {
+			report("tokenProcessorConfig.hashAlgorithm", "%v", err)
+		}
+	}
 	if pods.SocketPort == 0 && pods.ReplaySocketPort > 0 {
 		report("kvEventsConfig.podDiscoveryConfig.replaySocketPort", "is of no use without socketPort: engines that are asked where they publish name both")
 	}
@@ -214,6 +224,11 @@ func (p *PrecisePrefixCache) Problems(report epp.Report) {
 	if ttl, err := p.ttl(); err != nil || ttl <= 0 {
 		report("speculativeTTL", "must be a positive duration such as 2s, got %q", p.SpeculativeTTL)
 	}
+}
+
+// computes reports whether the engines' hashes are computed. llm-d has algorithms of its own, which are those of no engine.
+func (t *PreciseTokens) computes() bool {
+	return t.HashAlgorithm != "" && t.HashAlgorithm != "cbor-fnv" && t.HashAlgorithm != "xxh64"
 }
 
 func (p *PrecisePrefixCache) ttl() (time.Duration, error) {
@@ -275,6 +290,11 @@ func (p *PrecisePrefixCache) Matcher(b *epp.Builder) (*PreciseMatcher, error) {
 		Listen: listen, Dial: p.KVEventsConfig.dials(), Topic: p.KVEventsConfig.TopicFilter,
 		Limit:       p.IndexerConfig.KVBlockIndexConfig.InMemoryConfig.Size,
 		BlockTokens: cmp.Or(p.TokenProcessorConfig.BlockSizeTokens, p.TokenProcessorConfig.BlockSize)}
+	if tokens := &p.TokenProcessorConfig; tokens.computes() {
+		if options.Names, err = kvhash.Parse(tokens.HashAlgorithm, tokens.HashSeed); err != nil {
+			return nil, err
+		}
+	}
 	if p.SpeculativeIndexing {
 		options.Presume = ttl
 	}

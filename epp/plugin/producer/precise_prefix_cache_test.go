@@ -41,12 +41,17 @@ func TestPreciseProblems(t *testing.T) {
 		"two lengths": {func(p *PrecisePrefixCache) {
 			p.TokenProcessorConfig = PreciseTokens{BlockSize: 64, BlockSizeTokens: 16}
 		}, "tokenProcessorConfig.blockSize:"},
-		"a negative length":  {func(p *PrecisePrefixCache) { p.TokenProcessorConfig.BlockSizeTokens = -1 }, "must not be negative"},
-		"no memory":          {func(p *PrecisePrefixCache) { p.IndexerConfig.KVBlockIndexConfig.InMemoryConfig.Size = 0 }, "inMemoryConfig.size"},
-		"no port":            {func(p *PrecisePrefixCache) { p.KVEventsConfig.PodDiscoveryConfig.SocketPort = 70000 }, "socketPort"},
-		"only replays":       {func(p *PrecisePrefixCache) { p.KVEventsConfig.PodDiscoveryConfig.ReplaySocketPort = 5558 }, "of no use without socketPort"},
-		"no engine is heard": {func(p *PrecisePrefixCache) { p.KVEventsConfig.DiscoverPods = &no }, "no engine would be heard"},
-		"engines connect":    {func(p *PrecisePrefixCache) { p.KVEventsConfig.ZMQEndpoint = "tcp://*:5557" }, ""},
+		"a negative length": {func(p *PrecisePrefixCache) { p.TokenProcessorConfig.BlockSizeTokens = -1 }, "must not be negative"},
+		"engines' hashes": {func(p *PrecisePrefixCache) {
+			p.TokenProcessorConfig.HashAlgorithm, p.TokenProcessorConfig.HashSeed = "sha256_cbor", "0"
+		}, ""},
+		"hashes of no engine": {func(p *PrecisePrefixCache) { p.TokenProcessorConfig.HashAlgorithm = "cbor-fnv" }, ""},
+		"unknown hashes":      {func(p *PrecisePrefixCache) { p.TokenProcessorConfig.HashAlgorithm = "md5" }, "hashAlgorithm: must be one of sha256, "},
+		"no memory":           {func(p *PrecisePrefixCache) { p.IndexerConfig.KVBlockIndexConfig.InMemoryConfig.Size = 0 }, "inMemoryConfig.size"},
+		"no port":             {func(p *PrecisePrefixCache) { p.KVEventsConfig.PodDiscoveryConfig.SocketPort = 70000 }, "socketPort"},
+		"only replays":        {func(p *PrecisePrefixCache) { p.KVEventsConfig.PodDiscoveryConfig.ReplaySocketPort = 5558 }, "of no use without socketPort"},
+		"no engine is heard":  {func(p *PrecisePrefixCache) { p.KVEventsConfig.DiscoverPods = &no }, "no engine would be heard"},
+		"engines connect":     {func(p *PrecisePrefixCache) { p.KVEventsConfig.ZMQEndpoint = "tcp://*:5557" }, ""},
 		"both": {func(p *PrecisePrefixCache) {
 			p.KVEventsConfig.ZMQEndpoint, p.KVEventsConfig.DiscoverPods = "tcp://*:5557", &yes
 		}, ""},
@@ -83,6 +88,34 @@ func TestPreciseWeights(t *testing.T) {
 	c := epp.Candidate{Endpoint: new(epp.Endpoint), Load: new(epp.Load)}
 	if s := m.Value(&c, 1000, epp.Loads{100, 200}); s.Tokens != 700+80+200 {
 		t.Errorf("1,000 cached tokens are worth %v", s.Tokens)
+	}
+}
+
+// TestPreciseHashes: how engines name blocks reaches the feed, and what has no effect is said.
+func TestPreciseHashes(t *testing.T) {
+	for name, c := range map[string]struct {
+		given  PreciseTokens
+		names  string
+		warned int
+	}{
+		"none":                {PreciseTokens{}, "", 0},
+		"vLLM's":              {PreciseTokens{HashAlgorithm: "sha256"}, "sha256", 0},
+		"with a seed":         {PreciseTokens{HashAlgorithm: "sha256_cbor", HashSeed: "42"}, `sha256_cbor with hashSeed "42"`, 0},
+		"llm-d's":             {PreciseTokens{HashAlgorithm: "xxh64", HashSeed: "42"}, "", 2},
+		"a seed without them": {PreciseTokens{HashSeed: "42"}, "", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			keep := &epp.Keep{}
+			defer keep.Close()
+			warned := 0
+			m := precise(t, keep, func(p *PrecisePrefixCache) {
+				p.TokenProcessorConfig = c.given
+				p.Correct(func(string, string, ...any) { warned++ })
+			})
+			if got := m.State().Names; got != c.names || warned != c.warned {
+				t.Errorf("%q and %d warnings, want %q and %d", got, warned, c.names, c.warned)
+			}
+		})
 	}
 }
 
