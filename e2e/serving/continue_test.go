@@ -40,6 +40,8 @@ func testContinuation(t *testing.T) {
 		"completions, 100":   {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 110}, []int{100}, false},
 		"completions, text":  {harness.Call{API: pd.APICompletions, Tokens: 60, Members: map[string]any{"prompt": "😀 about KV caches é", "logprobs": 1}}, []int{1, 2, 3, 7, 20, 40, 59}, false},
 		"completions, stops": {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 60}, nil, true},
+		// Special tokens have no text in an answer, and have one where the sidecar asks for that of the tokens.
+		"completions, stops after special tokens": {harness.Call{API: pd.APICompletions, Prompt: withSpecialTokens(t, p, other), Tokens: 60}, nil, true},
 		"chat":               {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60}, nil, false},
 		"chat, stops":        {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60}, nil, true},
 		"chat, logprobs":     {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60, Members: map[string]any{"logprobs": true}}, []int{2, 3, 7, 20, 40, 59}, false},
@@ -75,6 +77,24 @@ func testContinuation(t *testing.T) {
 	t.Run("killed", func(t *testing.T) { testKilledStream(t, p, other) })
 	t.Run("whole answers", func(t *testing.T) { testAskedAnew(t, p, other) })
 	p.MustRelease(t, p.Prefill.Metric(t, harness.Expiries))
+}
+
+// withSpecialTokens returns a prompt whose answer has a special token among its first 30 of 60.
+func withSpecialTokens(t *testing.T, p *harness.Pair, other string) []int {
+	t.Helper()
+	for range 200 {
+		call := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 30}
+		reply, err := call.Send(harness.Within(t), other, p.Model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const special = 5 // of the tests' model: ids 0 to 4
+		if ids := reply.Tokens; len(ids) == 30 && slices.ContainsFunc(ids[8:], func(id int) bool { return id < special }) {
+			return call.Prompt
+		}
+	}
+	t.Fatal("no answer of 200 has a special token")
+	return nil
 }
 
 // stopIn returns three characters that occur in the second half of a text for the first time.

@@ -15,6 +15,10 @@ type inquiry struct {
 	widened int // how often the text of the ids was too short
 	dropped int
 	least   int // of a stop string: characters that the text of its ids has, at least
+
+	suspects []byte // ids that may be special tokens, each after a comma: those that are not yet asked for
+	judges   bool   // the question is about the first of them alone
+	special  []byte // ids that are special tokens, each after a comma
 }
 
 const (
@@ -38,6 +42,9 @@ func (s *Stream) Question() []byte {
 		return nil
 	}
 	ids := s.sent
+	if s.asked.judges {
+		return question(firstIDs(s.asked.suspects, 1))
+	}
 	switch {
 	case s.stopped != nil:
 		if s.stopped.all <= 1 {
@@ -56,7 +63,33 @@ func (s *Stream) Question() []byte {
 			before = nil
 		}
 	}
-	return question(before, lastIDs(ids, s.window()))
+	return question(before, withoutSpecial(lastIDs(ids, s.window()), s.asked.special))
+}
+
+// withoutSpecial returns ids without some of them. Both have each id after a comma.
+func withoutSpecial(ids, special []byte) []byte {
+	if len(special) == 0 {
+		return ids
+	}
+	var kept []byte
+	for len(ids) > 0 {
+		id := firstIDs(ids, 1)
+		if ids = ids[len(id):]; !hasID(special, id) {
+			kept = append(kept, id...)
+		}
+	}
+	return kept
+}
+
+// hasID reports whether a list has an id. All ids are after a comma.
+func hasID(list, id []byte) bool {
+	for len(list) > 0 {
+		one := firstIDs(list, 1)
+		if list = list[len(one):]; bytes.Equal(bytes.TrimSpace(one[1:]), bytes.TrimSpace(id[1:])) {
+			return true
+		}
+	}
+	return false
 }
 
 // window returns how many ids the question is about.
@@ -125,6 +158,10 @@ func (s *Stream) Answer(answer []byte) error {
 		s.countStopped(text)
 		return nil
 	}
+	if s.asked.judges {
+		s.judge(text)
+		return nil
+	}
 	if strings.HasSuffix(text, string(utf8.RuneError)) {
 		if s.asked.dropped == maxUnfinished || !s.drop() {
 			return errEndsPart
@@ -134,6 +171,9 @@ func (s *Stream) Answer(answer []byte) error {
 	}
 	if s.of.stops != nil && !s.of.stops.include && s.count > 0 {
 		if ok, err = s.search.resume(s.of.stops, &s.recent, text, s.asksAll()); err != nil {
+			if s.suspect() {
+				return nil
+			}
 			return err
 		}
 		if !ok {
@@ -143,6 +183,44 @@ func (s *Stream) Answer(answer []byte) error {
 	}
 	s.asked.done = true
 	return nil
+}
+
+// suspect begins to ask which of the ids without text are special tokens: an engine leaves these out of an answer, and /detokenize does
+// not. It returns false if there are none, or they were asked for.
+func (s *Stream) suspect() bool {
+	if s.asked.suspects != nil {
+		return false
+	}
+	s.asked.suspects = append([]byte{}, s.mute...)
+	s.asked.judges = len(s.mute) > 0
+	return s.asked.judges
+}
+
+// judge takes the text of an id that had none in the answer. It is a special token if its text is whole; otherwise it ended within a
+// character.
+func (s *Stream) judge(text string) {
+	id := firstIDs(s.asked.suspects, 1)
+	if text != "" && !strings.ContainsRune(text, utf8.RuneError) {
+		s.asked.special = append(s.asked.special, id...)
+	}
+	s.asked.suspects = s.asked.suspects[len(id):]
+	s.asked.judges = len(s.asked.suspects) > 0
+}
+
+// maxMute is the most ids without text that are kept.
+const maxMute = 16
+
+// noteMute keeps the ids of events without text, after an event with text: before it, text may be held back.
+func (s *Stream) noteMute() {
+	if s.of.stops == nil || s.of.stops.include || s.count == 0 {
+		return
+	}
+	for ids := s.heldIDs; len(ids) > 0; {
+		id := firstIDs(ids, 1)
+		if ids = ids[len(id):]; !hasID(s.mute, id) {
+			s.mute = lastIDs(append(s.mute, id...), maxMute)
+		}
+	}
 }
 
 // drop drops the last id that was sent, whose text was not. It returns false if it cannot: a client that has ids, or log probabilities,

@@ -182,6 +182,43 @@ func TestStopEndsWithinSeveralIDs(t *testing.T) {
 	}
 }
 
+// An answer has not the text of special tokens (those that end an answer whose end is ignored), and /detokenize has it.
+func TestSpecialTokensHaveNoText(t *testing.T) {
+	s := start(t, pd.APICompletions, stopAsk, 1<<20)
+	feed(t, s, event("", "null", "[1,2]", "[3]"), event("so muc", "null", "null", "[4,5]"), event("", "null", "null", "[6]"), event("h", "null", "null", "[7]"),
+		event("", "null", "null", "[8]"), event(" ", "null", "null", "[9]"))
+	for _, c := range []struct{ ids, text string }{
+		{"1,2,3,4,5,6,7,8,9", "so much<|end|> �x"},
+		{"6", "<|end|>"},
+		{"8", "�"}, // the beginning of a character
+		{"1,2,3,4,5,7,8,9", "so much éx"},
+	} {
+		if got, want := string(s.Question()), `{"tokens":[`+c.ids+`]}`; got != want {
+			t.Fatalf("%s, want %s", got, want)
+		}
+		if err := s.Answer([]byte(`{"prompt":"` + c.text + `"}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.Question() != nil {
+		t.Errorf("asked again: %s", s.Question())
+	}
+	if got := string(join(s)); !strings.Contains(got, `"prompt":[1,2,3,4,5,6,7,8,9],`) {
+		t.Errorf("the leg lacks a token: %s", got)
+	}
+	other := start(t, pd.APICompletions, stopAsk, 1<<20)
+	feed(t, other, event("", "null", "[1,2]", "[3]"), event("so muc", "null", "null", "[4,5]"), event("", "null", "null", "[6]"), event("h", "null", "null", "[7]"))
+	other.Question()
+	for _, text := range []string{"so many xy", "<|end|>"} {
+		if err := other.Answer([]byte(`{"prompt":"` + text + `"}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := other.Answer([]byte(`{"prompt":"so many xy"}`)); err != errOtherText {
+		t.Errorf("other text without special tokens: %v", err)
+	}
+}
+
 // join returns the body of the next leg.
 func join(s *Stream) []byte {
 	var all []byte

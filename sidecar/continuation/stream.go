@@ -33,6 +33,7 @@ type Stream struct {
 
 	id, created []byte     // of the first engine's answer
 	recent      recentText // if stop strings are looked for
+	mute        []byte     // then: the last ids that had no text, each once and after a comma
 	scored      []byte     // the data of the last event that was sent, if the client asked for log probabilities
 	plain       bool       // an event of chat had content, so what follows is content too
 	sparse      bool       // events of chat without text have no delta
@@ -241,6 +242,7 @@ func (s *Stream) commit(ids, data []byte) {
 	if s.why != "" || !s.grow(len(s.heldIDs)+len(ids)+1) {
 		return
 	}
+	s.noteMute()
 	s.sent = append(append(append(s.sent, s.heldIDs...), ','), ids...)
 	s.count += s.heldN + int64(bytes.Count(ids, comma)) + 1
 	s.last = bytes.LastIndexByte(s.sent, ',')
