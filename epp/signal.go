@@ -47,6 +47,7 @@ const (
 	Count   Unit = iota // whole things, such as requests; the values of several engines on one page are summed
 	Ratio               // from 0 to 1; the values of several engines are averaged
 	Seconds             // the values of several engines are averaged
+	Total               // what has added up since the engine was started; the values of several engines are summed
 )
 
 // maxValue is more than any engine counts; a larger number is an error of the page.
@@ -62,8 +63,11 @@ func (u Unit) Valid(v float64) bool {
 
 // Combine returns one value for n engines of one page whose values add up to total.
 func (u Unit) Combine(total float64, n int) float64 {
-	if u == Count {
+	switch u {
+	case Count:
 		return math.Round(total)
+	case Total:
+		return total
 	}
 	return total / float64(n)
 }
@@ -80,10 +84,12 @@ const MaxSignals = 16
 // The signals that metrics pages of engines report. They are constants, so that picks read them by fixed offsets. Plugins may
 // declare more in their own files.
 const (
-	Waiting Signal = iota // requests that are queued in the engine
-	Delayed               // of these, requests that wait only for their KV cache to arrive
-	Running               // requests that run in the engine
-	KVUsage               // used share of the engine's KV cache
+	Waiting     Signal = iota // requests that are queued in the engine
+	Delayed                   // of these, requests that wait only for their KV cache to arrive
+	Running                   // requests that run in the engine
+	KVUsage                   // used share of the engine's KV cache
+	ReadTokens                // tokens whose KV cache the engine has read from others since it was started
+	ReadSeconds               // how long these transfers took, one after the other
 )
 
 // declared holds the declarations by signal. Declare adds to it while packages are initialized; it is only read after that.
@@ -111,6 +117,8 @@ var declared = []Declaration{
 		"trtllm-serve":        "trtllm_kv_cache_utilization",
 		"triton-tensorrt-llm": "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}",
 	}},
+	ReadTokens:  {Name: "kv_read_tokens", Unit: Total, Pages: map[string]string{"vllm": "vllm:external_prefix_cache_hits_total"}},
+	ReadSeconds: {Name: "kv_read_seconds", Unit: Total, Pages: map[string]string{"vllm": "vllm:nixl_xfer_time_seconds_sum"}},
 }
 
 // kinds and defaults hold parts of declared again, where picks read them fast. The signals above have the zero values.

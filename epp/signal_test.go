@@ -69,7 +69,7 @@ func TestReadings(t *testing.T) {
 	c.Load.Signals.Set(epp.Waiting, math.NaN())
 	c.Load.Signals.Set(temperature, 70)
 	text, err := json.Marshal(c.Readings())
-	const want = `{"waiting":null,"delayed":null,"running":null,"kv_usage":0.25,"temperature":70,"gpus":8}`
+	const want = `{"waiting":null,"delayed":null,"running":null,"kv_usage":0.25,"kv_read_tokens":null,"kv_read_seconds":null,"temperature":70,"gpus":8}`
 	if err != nil || string(text) != want {
 		t.Fatalf("got %s, %v, want %s", text, err, want)
 	}
@@ -135,6 +135,7 @@ func TestUnits(t *testing.T) {
 		{"ratio", epp.Ratio, 0.5, true, 0.25, "0.5"},
 		{"per cent", epp.Ratio, 37, false, 18.5, "37"},
 		{"seconds", epp.Seconds, 1.23456, true, 0.61728, "1.235"},
+		{"total", epp.Total, 7.5, true, 7.5, "7.5"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.unit.Valid(c.value) != c.valid || c.unit.Combine(c.value, 2) != c.combined || c.unit.Format(c.value) != c.printed {

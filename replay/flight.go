@@ -329,11 +329,14 @@ func (f *flight) transfer() {
 	if w.options.Engine.TokenArrives {
 		f.wait()
 	}
-	bytes := float64(f.of.Moved) * float64(w.options.Hardware.KVBytes)
+	begun, tokens := w.clock.now, f.of.Moved
+	bytes := float64(tokens) * float64(w.options.Hardware.KVBytes)
 	f.story.add(n, "%.1f MB are sent from %s", bytes/1e6, f.prefill.name)
 	w.network.send(f.prefill, n, bytes, func(ok bool) {
 		what := "the KV cache has arrived"
-		if !ok {
+		if ok {
+			n.readTokens, n.readTime = n.readTokens+tokens, n.readTime+w.clock.now-begun
+		} else {
 			what = "the transfer has failed"
 		}
 		f.story.add(n, "%s, and %s frees its blocks", what, f.prefill.name)

@@ -116,6 +116,8 @@ func (l *loads) read(p *page) {
 	load.Signals.Set(epp.Delayed, float64(delayed))
 	load.Signals.Set(epp.Running, float64(n.engine.Running()))
 	load.Signals.Set(epp.KVUsage, n.engine.Usage(l.clock.now))
+	load.Signals.Set(epp.ReadTokens, float64(n.readTokens))
+	load.Signals.Set(epp.ReadSeconds, n.readTime.Seconds())
 	if most := l.picker.world.options.Engine.Adapters; most > 0 {
 		running, waiting := n.engine.Adapters()
 		load.LoRA = &epp.LoRA{Max: most, Running: running, Waiting: waiting}

@@ -106,6 +106,8 @@ type node struct {
 	turn int
 
 	sending, receiving int // transfers
+	readTokens         int // by the transfers that have ended
+	readTime           time.Duration
 	events             events
 }
 

@@ -158,9 +158,10 @@ func (m *Model) curvesAt(e *epp.Endpoint, now time.Time) (curves, *engine) {
 	return curves{own.prompt.amid(&all.prompt, now), own.handoff.amid(&all.handoff, now), own.token.amid(&all.token, now)}, one
 }
 
-// linkCurve returns what estimates of hand-offs from an endpoint to another go by, whose curves are given.
-func (m *Model) linkCurve(to *curves, one *engine, from *epp.Endpoint, now time.Time) curve {
+// linkCurve returns what estimates of hand-offs from an endpoint to another go by, whose curves and page are given.
+func (m *Model) linkCurve(to *curves, one *engine, page *epp.Load, from *epp.Endpoint, now time.Time) curve {
 	usual := to.handoff
+	usual.w = told(&usual.w, usual.known, page)
 	usual.known = 0
 	if one == nil {
 		return usual
@@ -169,6 +170,24 @@ func (m *Model) linkCurve(to *curves, one *engine, from *epp.Endpoint, now time.
 		return l.curve.Load().amid(&usual, now)
 	}
 	return usual
+}
+
+// asGood is how many outcomes of hand-offs to an engine count as much as its own counters of transfers.
+const asGood = 10
+
+// fewestRead is how many tokens an engine must have read for its counters to say how fast its network is.
+const fewestRead = 1000
+
+// told returns the weights of hand-offs to an engine of which some outcomes are known, given its metrics page: how long it took to read KV
+// caches, since it was started, says how fast the network is before this picker has seen a hand-off end. No engine says what carries them.
+func told(w *vector, known float64, page *epp.Load) vector {
+	told := *w
+	tokens, ok := page.Signals.Value(epp.ReadTokens)
+	took, also := page.Signals.Value(epp.ReadSeconds)
+	if ok && also && tokens >= fewestRead && took > 0 {
+		told[movedTerm] = (asGood*took*1000/tokens + known*w[movedTerm]) / (asGood + known)
+	}
+	return told
 }
 
 // unknown returns the curves of all engines for one that nothing is known of.
@@ -227,7 +246,7 @@ func (m *Model) Handoff(from, to *epp.Candidate, moved int) Estimate {
 	x := handoffTerms(moved, answersOf(to.Load, to.InFlight))
 	now := m.clock.Now()
 	curves, one := m.curvesAt(to.Endpoint, now)
-	c := m.linkCurve(&curves, one, from.Endpoint, now)
+	c := m.linkCurve(&curves, one, to.Load, from.Endpoint, now)
 	return c.estimate(&x)
 }
 

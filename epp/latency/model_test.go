@@ -116,6 +116,38 @@ func TestModelLearnsEachEngine(t *testing.T) {
 	}
 }
 
+// TestModelGoesByCountersOfTransfers: an engine's own counters tell how slow its network is, before a hand-off to it has ended and until more
+// is known; other engines are not taken for slow.
+func TestModelGoesByCountersOfTransfers(t *testing.T) {
+	clock := &handClock{now: time.Unix(100, 0)}
+	m := NewModel(clock)
+	slow, other, from := candidate(endpoint(1, "decode"), 0), candidate(endpoint(2, "decode"), 0), candidate(endpoint(3, "prefill"), 0)
+	const tokens = 4000
+	before := m.Handoff(&from, &slow, tokens).Time
+	slow.Load.Signals.Set(epp.ReadTokens, 900)
+	slow.Load.Signals.Set(epp.ReadSeconds, 0.9)
+	if got := m.Handoff(&from, &slow, tokens).Time; got != before {
+		t.Errorf("a few tokens make %v of %v", got, before)
+	}
+	slow.Load.Signals.Set(epp.ReadTokens, 90_000)
+	slow.Load.Signals.Set(epp.ReadSeconds, 45)
+	near(t, "slow by its counters", m.Handoff(&from, &slow, tokens).Time, 2030*time.Millisecond, 0.05)
+	o := outcome(&slow, &from, tokens, 0, 100*time.Millisecond, 2*time.Second, 20*time.Millisecond)
+	served(m, o)
+	near(t, "slow after an outcome", m.Handoff(&from, &slow, tokens).Time, 2030*time.Millisecond, 0.1)
+	if expected := m.Expect(clock.now, o.Decision).TTFT.P50; expected < time.Second {
+		t.Errorf("expected after %v", expected)
+	}
+	if got := m.Handoff(&from, &other, tokens).Time; got > time.Second {
+		t.Errorf("an engine that tells nothing takes %v", got)
+	}
+	for range 60 { // it has become fast
+		clock.advance(time.Second)
+		served(m, outcome(&slow, &from, tokens, 0, 100*time.Millisecond, 60*time.Millisecond, 20*time.Millisecond))
+	}
+	near(t, "fast by the latest outcomes", m.Handoff(&from, &slow, tokens).Time, 60*time.Millisecond, 0.5)
+}
+
 // TestModelLearnsLoading: it learns how long an engine loads what is not in the accelerator's memory, and what such tokens are worth.
 func TestModelLearnsLoading(t *testing.T) {
 	clock := &handClock{now: time.Unix(100, 0)}

@@ -91,15 +91,16 @@ func (m *Model) remote(now time.Time, o *epp.Outcome, decode *engine, at *load, 
 		took = max(0, handoff+begun-overlap)
 		x = handoffTerms(d.Moved(), at.answers)
 		curves, _ := m.curvesAt(decode.of, now)
-		link := m.linkCurve(&curves, decode, p.Endpoints[0], now)
+		page := &d.Picks[0].Seen.Load
+		link := m.linkCurve(&curves, decode, page, p.Endpoints[0], now)
 		m.corrections.handoff.learn(&at.place, ratio(took.Seconds(), &link, &x))
 		m.learn(now, decode, (*fits).ofHandoff, &handoffPrior, &x, took)
-		m.learnLink(now, p.Endpoints[0], decode, &x, took)
+		m.learnLink(now, p.Endpoints[0], decode, page, &x, took)
 	}
 }
 
 // learnLink adds an outcome to what is known of hand-offs from one endpoint to another.
-func (m *Model) learnLink(now time.Time, from *epp.Endpoint, one *engine, x *vector, took time.Duration) {
+func (m *Model) learnLink(now time.Time, from *epp.Endpoint, one *engine, page *epp.Load, x *vector, took time.Duration) {
 	l := one.link(from)
 	if l == nil {
 		l = &link{from: from}
@@ -107,7 +108,8 @@ func (m *Model) learnLink(now time.Time, from *epp.Endpoint, one *engine, x *vec
 		all := with(*one.links.Load(), from.Slot, l)
 		one.links.Store(&all)
 	}
-	of := handoffPrior.of(&m.pool.handoff.w)
+	usual := told(&m.pool.handoff.w, one.fits.handoff.n, page)
+	of := handoffPrior.of(&usual)
 	l.fit.learn(now, &of, x, took.Seconds())
 	c := l.fit.curve()
 	l.curve.Store(&c)

@@ -118,7 +118,7 @@ func (m *Model) Expect(now time.Time, d *epp.Decision) (expected epp.Expected) {
 		theirs, _ := m.curvesAt(from, now)
 		of := loadOf(&p.Seen.Load, p.Seen.InFlight, part{d.Tokens, p.Seen.Cached, p.Seen.Loads})
 		handoff := handoffTerms(d.Moved(), x.answers)
-		link := m.linkCurve(&curves, one, from, now)
+		link := m.linkCurve(&curves, one, &first.Seen.Load, from, now)
 		expected.TTFT = after(m.ttft(&theirs, from, &of), m.corrections.handoff.quantiles(link.w.dot(&handoff), &x.place))
 		expected.TPOT = m.tpot(&curves, one, now, &x, 0)
 	}

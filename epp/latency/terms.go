@@ -43,6 +43,9 @@ func (p *part) own() int { return max(0, p.tokens-p.cached) }
 // tokens whose KV cache moves, and each 16 answers that the engine generates meanwhile. 320 KiB a token at 50 GB/s are 7 ms for 1,000.
 var handoffPrior = usual(vector{0.030, 0.007, 0.005}, vector{0.030, 0.010, 0.010})
 
+// movedTerm is the index of the term about the tokens that move.
+const movedTerm = 1
+
 func handoffTerms(moved int, answers float64) vector { return vector{1, kilo(moved), answers / 16} }
 
 // The terms of the time of a step that generates a token for each answer, besides the tokens of prompts that the engine computes meanwhile: what

@@ -219,23 +219,23 @@ func TestTrace(t *testing.T) {
 	want := []string{
 		`{"stage":"decode","profile":"decode","candidates":[` +
 			`{"endpoint":"default/prefill-decode-0","address":"10.0.0.0:8000","role":"prefill-decode","chosen":1,"why":"chosen: highest total 1.00 of 2",` +
-			`"total":1,"scores":[{"scorer":"idle","weight":1,"score":1}],"signals":{"waiting":null,"delayed":null,"running":null,"kv_usage":null},"load_age_seconds":-1,` +
+			`"total":1,"scores":[{"scorer":"idle","weight":1,"score":1}],"signals":{"waiting":null,"delayed":null,"running":null,"kv_usage":null,"kv_read_tokens":null,"kv_read_seconds":null},"load_age_seconds":-1,` +
 			`"inflight_requests":0,"inflight_tokens":0,"cached_tokens":48},` +
 			`{"endpoint":"default/decode-1","address":"10.0.0.1:8000","role":"decode","chosen":0,"why":"total 0.33 is 0.667 below the chosen one; mostly idle",` +
-			`"total":0.3333333333333333,"scores":[{"scorer":"idle","weight":1,"score":0.3333333333333333}],"signals":{"waiting":3,"delayed":null,"running":null,"kv_usage":null},` +
+			`"total":0.3333333333333333,"scores":[{"scorer":"idle","weight":1,"score":0.3333333333333333}],"signals":{"waiting":3,"delayed":null,"running":null,"kv_usage":null,"kv_read_tokens":null,"kv_read_seconds":null},` +
 			`"load_age_seconds":0,"inflight_requests":2,"inflight_tokens":70,"cached_tokens":0},` +
 			`{"endpoint":"default/prefill-2","address":"10.0.0.2:8000","role":"prefill","chosen":0,"dropped_by":"decode-filter",` +
-			`"why":"dropped by decode-filter: its role is prefill","total":0,"signals":{"waiting":null,"delayed":null,"running":5,"kv_usage":0.25},"load_age_seconds":3600,` +
+			`"why":"dropped by decode-filter: its role is prefill","total":0,"signals":{"waiting":null,"delayed":null,"running":5,"kv_usage":0.25,"kv_read_tokens":null,"kv_read_seconds":null},"load_age_seconds":3600,` +
 			`"inflight_requests":0,"inflight_tokens":0,"cached_tokens":0}]}`,
 		`{"stage":"prefill","profile":"prefill","candidates":[` +
 			`{"endpoint":"default/prefill-2","address":"10.0.0.2:8000","role":"prefill","chosen":1,"why":"chosen: the only candidate left",` +
-			`"total":3,"scores":[{"scorer":"idle","weight":3,"score":1}],"signals":{"waiting":null,"delayed":null,"running":5,"kv_usage":0.25},"load_age_seconds":3600,` +
+			`"total":3,"scores":[{"scorer":"idle","weight":3,"score":1}],"signals":{"waiting":null,"delayed":null,"running":5,"kv_usage":0.25,"kv_read_tokens":null,"kv_read_seconds":null},"load_age_seconds":3600,` +
 			`"inflight_requests":0,"inflight_tokens":0,"cached_tokens":0},` +
 			`{"endpoint":"default/prefill-decode-0","address":"10.0.0.0:8000","role":"prefill-decode","chosen":0,"dropped_by":"decode-endpoint-itself",` +
-			`"why":"it is the decode endpoint itself","total":0,"signals":{"waiting":null,"delayed":null,"running":null,"kv_usage":null},"load_age_seconds":-1,` +
+			`"why":"it is the decode endpoint itself","total":0,"signals":{"waiting":null,"delayed":null,"running":null,"kv_usage":null,"kv_read_tokens":null,"kv_read_seconds":null},"load_age_seconds":-1,` +
 			`"inflight_requests":0,"inflight_tokens":0,"cached_tokens":48},` +
 			`{"endpoint":"default/decode-1","address":"10.0.0.1:8000","role":"decode","chosen":0,"dropped_by":"prefill-filter",` +
-			`"why":"dropped by prefill-filter: its role is decode","total":0,"signals":{"waiting":3,"delayed":null,"running":null,"kv_usage":null},"load_age_seconds":0,` +
+			`"why":"dropped by prefill-filter: its role is decode","total":0,"signals":{"waiting":3,"delayed":null,"running":null,"kv_usage":null,"kv_read_tokens":null,"kv_read_seconds":null},"load_age_seconds":0,` +
 			`"inflight_requests":2,"inflight_tokens":70,"cached_tokens":0}]}`,
 	}
 	for i, stage := range trace.Stages {

@@ -50,6 +50,11 @@ func signals(waiting, running, usage float64) epp.Values {
 	return epp.Values{}.With(epp.Waiting, waiting).With(epp.Running, running).With(epp.KVUsage, usage)
 }
 
+// vllmSignals returns those that vLLM reports, of one that delays no request and has read nothing.
+func vllmSignals(waiting, running, usage float64) epp.Values {
+	return signals(waiting, running, usage).With(epp.Delayed, 0).With(epp.ReadTokens, 0)
+}
+
 // only are values of which one is known.
 func only(s epp.Signal, value float64) epp.Load {
 	return epp.Load{Signals: epp.Values{}.With(s, value)}
@@ -60,11 +65,11 @@ func TestGoldenPages(t *testing.T) {
 		engine, file string
 		want         epp.Load
 	}{
-		{"vllm", "vllm-idle.txt", epp.Load{Signals: signals(0, 0, 0).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
-		{"vllm", "vllm-load.txt", epp.Load{Signals: signals(8, 2, 0.2524461839530333).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
-		{"vllm", "vllm-dp2.txt", epp.Load{Signals: signals(0, 0, 0.023483365949119372).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 2 * 1024}, Connector: epp.ConnectorNIXL,
+		{"vllm", "vllm-idle.txt", epp.Load{Signals: vllmSignals(0, 0, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
+		{"vllm", "vllm-load.txt", epp.Load{Signals: vllmSignals(8, 2, 0.2524461839530333), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
+		{"vllm", "vllm-dp2.txt", epp.Load{Signals: vllmSignals(0, 0, 0.023483365949119372).With(epp.ReadSeconds, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 2 * 1024}, Connector: epp.ConnectorNIXL,
 			Ranks: &epp.Ranks{{Rank: 0, KVUsage: 0.023483365949119372}, {Rank: 1, KVUsage: 0.023483365949119372}}}},
-		{"vllm", "vllm-nixl-prefill.txt", epp.Load{Signals: signals(0, 0, 0).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512},
+		{"vllm", "vllm-nixl-prefill.txt", epp.Load{Signals: vllmSignals(0, 0, 0).With(epp.ReadSeconds, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512},
 			Connector: epp.ConnectorNIXL}},
 		{"sglang", "sglang.txt", epp.Load{Signals: signals(3, 7, 0.375), Cache: epp.CacheInfo{BlockTokens: 64, Blocks: 512},
 			Engine: "sglang", Mode: epp.EnginePlain}},
