@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/internal/netdev"
 	"github.com/tandem-serving/tandem/sidecar"
 	"github.com/tandem-serving/tandem/sidecar/podwatch"
 )
@@ -174,6 +175,7 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 // start makes the sidecar, opens its ports and serves until ctx ends.
 func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.Telemetry, cfg config) error {
 	metrics := boot.NewRegistry()
+	metrics.MustRegister(netdev.New())
 	var unusable error
 	cfg.Secure.open(&cfg.Sidecar, log, func(flag, format string, args ...any) {
 		unusable = errors.Join(unusable, boot.Configf(flag+": "+format, args...))

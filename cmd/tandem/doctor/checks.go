@@ -77,8 +77,7 @@ var checks = []check{
 	{"hand-off", "pairs", "each decode engine reads the KV caches of a prefill engine",
 		"start one of both engines anew, so that they are alike in this", checkPairs},
 	{"hand-off", "link-speed", "vLLM's decode engines read KV caches over NIXL as fast as RDMA, NVLink or shared memory are",
-		"UCX takes TCP without a word if nothing else works: UCX_LOG_LEVEL=info on the engine shows what it takes (rma lanes). Give pods the RDMA " +
-			"devices (resources, UCX_NET_DEVICES; engines on one node also need hostIPC), or let cost-pd-decider learn what the link costs", checkLinkSpeed},
+		overTCP, checkLinkSpeed},
 	{"hand-off", "probe", "a short request for each pair of engines is prefilled remotely (--probe)",
 		"the reason comes from the sidecar; its log has the details", checkProbe},
 

@@ -22,6 +22,10 @@ const (
 	slowLink = 2.5e9
 )
 
+// overTCP is the advice if TCP carries KV caches.
+const overTCP = "UCX takes TCP without a word if nothing else works: UCX_LOG_LEVEL=info on the engine shows what it takes (rma lanes). Give pods the RDMA " +
+	"devices (resources, UCX_NET_DEVICES; engines on one node also need hostIPC), or let cost-pd-decider learn what the link costs"
+
 // checkLinkSpeed tells how fast decode engines have read KV caches since they were started. An engine does not tell what carries them: UCX
 // takes TCP without a word if nothing else works.
 func checkLinkSpeed(ctx context.Context, f *fleet) finding {
@@ -46,10 +50,10 @@ func checkLinkSpeed(ctx context.Context, f *fleet) finding {
 func linkSpeed(bytes, seconds, transfers float64) finding {
 	switch {
 	case transfers < 1 || seconds <= 0:
-		return finding{verdict: unknown, seen: "has read no KV cache yet", do: "look again after some remote requests (--probe sends a short one)"}
+		return finding{verdict: unknown, seen: "has read no KV cache yet", do: "tandem doctor link sends some"}
 	case bytes/transfers < largeTransfer:
 		return finding{verdict: unknown, seen: fmt.Sprintf("the KV caches that it has read are too small to tell (%.2f MB on average)", bytes/transfers/1e6),
-			do: "look again after remote requests with long prompts"}
+			do: "tandem doctor link sends larger ones"}
 	}
 	seen := fmt.Sprintf("%.2f GB/s on average over %.0f KV caches of %.0f MB", bytes/seconds/1e9, transfers, bytes/transfers/1e6)
 	if bytes/seconds < slowLink {

@@ -14,6 +14,7 @@
 // The doctor changes nothing. It reads pages of engines, each once, and sends one completion without a prompt, which engines
 // refuse;
 // --probe adds one short request for each pair. The most expensive page is a vLLM's /server_info, which exists in developer
-// mode and shows the arguments. It reads and prints no prompts of users. It inspects everything in parallel, with a deadline
+// mode and shows the arguments. With the operand link it sends prompts of random tokens to pairs of engines, and measures what moves their KV
+// caches (link.go). It reads and prints no prompts of users. It inspects everything in parallel, with a deadline
 // for each request, so an unresponsive pool is a finding and not a wait.
 package doctor

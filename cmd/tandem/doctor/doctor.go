@@ -23,6 +23,7 @@ type settings struct {
 	Cluster clusterFlags `group:"Cluster"`
 	Parts   partFlags    `group:"Parts that are not found from there"`
 	Look    lookFlags    `group:"How to inspect"`
+	Link    linkFlags    `group:"link"`
 }
 
 type poolFlags struct {
@@ -59,7 +60,8 @@ type lookFlags struct {
 }
 
 func defaults() settings {
-	return settings{Cluster: clusterFlags{Via: viaAuto}, Look: lookFlags{Timeout: 5 * time.Second, IdleWait: 6 * time.Second, Sidecar: "tandem"}}
+	return settings{Cluster: clusterFlags{Via: viaAuto}, Look: lookFlags{Timeout: 5 * time.Second, IdleWait: 6 * time.Second, Sidecar: "tandem"},
+		Link: linkFlags{Tokens: []int{512, 4096}, Rounds: 3, Pairs: 8}}
 }
 
 // The ways to reach pods.
@@ -81,6 +83,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(sources == 1 || s.Parts.Admin != "", "endpoints-file",
 		"where is the pool? Name --endpoints-file, --up, --namespace, or the picker's admin port (--epp-admin)")
 	s.Cluster.validate(p)
+	s.Link.validate(p)
 	for flag, address := range map[string]string{"epp": s.Parts.ExtProc, "epp-health": s.Parts.Health, "epp-metrics": s.Parts.Metrics,
 		"epp-admin": s.Parts.Admin, "proxy": hostPort(s.Parts.Proxy)} {
 		if address != "" {
@@ -124,11 +127,20 @@ func (l *lookFlags) key() (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
+var program = boot.Program{
+	Summary:  "doctor: " + Summary + ". With link, it measures what carries KV caches, and how fast, by requests to each pair of engines.",
+	Operands: "[link]",
+}
+
 // Run runs the command. If a check fails, the error is an Exit with CodeFailed and no text.
 func Run(ctx context.Context, std boot.IO, args []string) error {
 	s := defaults()
-	if _, err := (boot.Program{Summary: "doctor: " + Summary + "."}).Load(std, &s, args); err != nil {
+	operands, err := program.Load(std, &s, args)
+	if err != nil {
 		return err
+	}
+	if len(operands) > 1 || len(operands) == 1 && operands[0] != "link" {
+		return boot.Usagef("doctor has no %q: without an operand it inspects the pool, and link measures its network", strings.Join(operands, " "))
 	}
 	f, err := s.find(ctx, std)
 	if err != nil {
@@ -138,6 +150,9 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	p := newProgress(std.Stderr)
 	fmt.Fprintf(std.Stderr, "reading %d endpoints\n", len(f.targets))
 	f.look(ctx)
+	if len(operands) == 1 {
+		return s.measureLinks(ctx, std, f)
+	}
 	found := f.examine(ctx, p)
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("inspecting the pool: %w", err)
@@ -146,6 +161,24 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 		return err
 	}
 	if found.verdict() == fail {
+		return boot.Exit{Code: boot.CodeFailed}
+	}
+	return nil
+}
+
+// measureLinks runs tandem doctor link.
+func (s *settings) measureLinks(ctx context.Context, std boot.IO, f *fleet) error {
+	all := f.links(ctx, &s.Link, func(pair string) { fmt.Fprintln(std.Stderr, "measuring", pair) })
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("measuring links: %w", err)
+	}
+	if len(all) == 0 {
+		return boot.Missingf("no prefill engine answers, or no decode engine: tandem doctor says more")
+	}
+	if err := writeLinks(std.Stdout, all, s.Look.JSON, colours(std)); err != nil {
+		return err
+	}
+	if linkVerdict(all) == fail {
 		return boot.Exit{Code: boot.CodeFailed}
 	}
 	return nil
