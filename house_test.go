@@ -148,6 +148,7 @@ var importRules = []importRule{
 	{"batch/api", []string{"batch", "batch/store", "pd…"}, []string{"batch/blob"}},
 	{"batch/upstream", []string{"batch", "pd…"}, nil},
 	{"batch/queue", []string{"batch", "batch/upstream", "pd…"}, []string{"e2e/redis"}},
+	{"batch/webhook", []string{"batch", "batch/store"}, nil},
 	{"batch/worker", []string{"batch", "batch/store", "batch/upstream", "pd…"}, []string{"batch/blob"}},
 	{"cmd/batch", []string{"cmd/internal…", "batch…", "pd…"}, anything},
 	{"cmd/sim", []string{"cmd/internal…", "pd…", "transfer…", "sim…"}, anything},

@@ -28,6 +28,7 @@ func TestPostgres(t *testing.T) {
 		{"Pages", TestPages},
 		{"Quota", TestQuota},
 		{"EndedBatches", TestEndedBatches},
+		{"Notices", TestNotices},
 		{"OpenedByMany", testOpenedByMany},
 		{"EachChunkOnce", testEachChunkOnce},
 		{"CancelAndBegin", testCancelAndBegin},

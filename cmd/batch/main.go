@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/batch/api"
 	"github.com/tandem-serving/tandem/batch/blob"
 	"github.com/tandem-serving/tandem/batch/upstream"
+	"github.com/tandem-serving/tandem/batch/webhook"
 	"github.com/tandem-serving/tandem/batch/worker"
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 )
@@ -32,6 +33,7 @@ type config struct {
 	Keep     keep     `group:"Files and batches"`
 	Upstream server   `group:"Server of the models"`
 	Queues   queues   `group:"Queues"`
+	Webhook  hook     `group:"Webhooks"`
 	Log      boot.Log `group:"Log"`
 }
 
@@ -127,6 +129,9 @@ func (c *config) Validate(p *boot.Problems) {
 	p.Require(c.Upstream.Timeout > 0, "request-timeout", "must be positive")
 	p.Require(c.Upstream.Drain >= 0, "drain-timeout", "must not be negative")
 	c.Queues.validate(p)
+	if _, err := c.Webhook.config(); err != nil {
+		p.Add("webhook-url", "%w", err)
+	}
 }
 
 func (u *server) address() (*url.URL, error) {
@@ -182,6 +187,10 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return err
 	}
 	defer consumers.close()
+	hooks, err := cfg.Webhook.sender(data.store, metrics, log)
+	if err != nil {
+		return err
+	}
 	serves := api.New(api.Config{MaxFile: int64(cfg.Keep.MaxFile), TenantHeader: cfg.Listen.TenantHeader, Quota: cfg.Keep.quota(), Retention: cfg.Keep.Retention, Changed: works.Wake}, data.store, data.blobs, log)
 	scrapes, err := cfg.Listen.MetricsTLS.Config(log)
 	if err != nil {
@@ -196,7 +205,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return err
 	}
 	ready := func() error { return data.ready(ctx) }
-	p := process{log: log, server: server, api: open[0], works: works, consumers: consumers, sweep: data.sweepBucket,
+	p := process{log: log, server: server, api: open[0], works: works, consumers: consumers, hooks: hooks, sweep: data.sweepBucket,
 		operations: boot.Service{Name: "metrics", Listener: open[1], Handler: boot.Operations(metrics, ready), TLS: scrapes}}
 	return p.serve(ctx, std)
 }
@@ -247,6 +256,7 @@ type process struct {
 	api        net.Listener
 	works      *worker.Worker
 	consumers  consumers
+	hooks      *webhook.Sender                             // nil: none
 	sweep      func(ctx context.Context, log *slog.Logger) // deletes what other processes have left; until ctx ends
 	operations boot.Service
 }
@@ -264,6 +274,9 @@ func (p process) serve(ctx context.Context, std boot.IO) error {
 	running.Go(func() { defer fail(); errs[1] = p.serveAPI() })
 	working.Go(func() { p.works.Run(ctx) })
 	working.Go(func() { p.sweep(ctx, p.log) })
+	if p.hooks != nil {
+		working.Go(func() { p.hooks.Run(ctx) })
+	}
 	for _, c := range p.consumers {
 		working.Go(func() { c.Run(ctx) })
 	}
