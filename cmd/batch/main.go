@@ -129,8 +129,8 @@ func (c *config) Validate(p *boot.Problems) {
 	p.Require(c.Upstream.Timeout > 0, "request-timeout", "must be positive")
 	p.Require(c.Upstream.Drain >= 0, "drain-timeout", "must not be negative")
 	c.Queues.validate(p)
-	if _, err := c.Webhook.config(); err != nil {
-		p.Add("webhook-url", "%w", err)
+	if _, flag, err := c.Webhook.config(); err != nil {
+		p.Add(flag, "%w", err)
 	}
 }
 

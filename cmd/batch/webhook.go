@@ -18,36 +18,37 @@ type hook struct {
 	SecretFile string `flag:"webhook-secret-file" arg:"FILE" help:"file with the secret of the events' signatures: whsec_ and 24 to 64 bytes in base64, as Standard Webhooks has it"`
 }
 
-// config returns nil if no webhooks are to be sent.
-func (h *hook) config() (*webhook.Config, error) {
+// config returns nil if no webhooks are to be sent. flag is the one that is wrong.
+func (h *hook) config() (cfg *webhook.Config, flag string, err error) {
+	const address, file = "webhook-url", "webhook-secret-file"
 	if h.URL == "" {
 		if h.SecretFile != "" {
-			return nil, errors.New("is missing: --webhook-secret-file has no effect without it")
+			return nil, file, errors.New("has no effect without --webhook-url")
 		}
-		return nil, nil
+		return nil, "", nil
 	}
 	at, err := url.Parse(h.URL)
 	if err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" || at.Fragment != "" || at.User != nil {
-		return nil, errors.New("is not a URL like https://hooks.example.com/batches, without a user or a fragment")
+		return nil, address, errors.New("is not a URL like https://hooks.example.com/batches, without a user or a fragment")
 	}
 	if h.SecretFile == "" {
-		return nil, errors.New("needs --webhook-secret-file: the server cannot tell events from forged ones otherwise")
+		return nil, address, errors.New("needs --webhook-secret-file: the server cannot tell events from forged ones otherwise")
 	}
 	text, err := boot.ReadLine(h.SecretFile, "the secret")
 	if err != nil {
-		return nil, fmt.Errorf("--webhook-secret-file: %w", err)
+		return nil, file, err
 	}
 	secret, err := webhook.ParseSecret(text)
 	if err != nil {
-		return nil, fmt.Errorf("--webhook-secret-file %s: the secret %w", h.SecretFile, err)
+		return nil, file, fmt.Errorf("%s: the secret %w", h.SecretFile, err)
 	}
-	return &webhook.Config{URL: at, Secret: secret}, nil
+	return &webhook.Config{URL: at, Secret: secret}, "", nil
 }
 
 func (h *hook) sender(s *store.Store, reg prometheus.Registerer, log *slog.Logger) (*webhook.Sender, error) {
-	cfg, err := h.config()
+	cfg, flag, err := h.config()
 	if err != nil {
-		return nil, boot.Configf("webhook-url: %w", err)
+		return nil, boot.Configf("%s: %w", flag, err)
 	}
 	if cfg == nil {
 		return nil, nil
