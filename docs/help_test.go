@@ -57,6 +57,7 @@ var companions = map[string]string{
 	"batch": "--data=data --upstream=http://127.0.0.1:1", "tandem drain": "--sidecar=127.0.0.1:1", "tandem doctor": "--epp-admin=127.0.0.1:1",
 	"epp --endpoint-selector": "--endpoint-target-ports=7", "epp --share-cert-path": "--share-ca=7", "tandem up --prefill-engine": "--decode-engine=127.0.0.1:2",
 	"sidecar --enable-ssrf-protection":       "--inference-pool=llama",
+	"batch --webhook-secret-file":            "--webhook-url=http://127.0.0.1:2",
 	"tandem envoy-config --pool-server-name": "--pool-tls", "tandem envoy-config --canary-percent": "--canary=127.0.0.1:1",
 }
 
