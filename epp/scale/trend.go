@@ -13,7 +13,7 @@ type trend struct {
 	level float64 // mean of the most recent intervals
 	slope float64 // growth from one interval to the next; 0 unless it is significant
 	end   float64 // of the line, at the last interval
-	burst float64 // variance around the line, as a multiple of the mean; at least 1
+	burst float64 // variance from one interval to the next, as a multiple of the mean; at least 1
 }
 
 // significant is how many standard errors a slope must be away from 0. Of counts without a trend, one in twenty is.
@@ -50,12 +50,22 @@ func trendOf(counts []float64) trend {
 		off += d * d / (n - 2)
 	}
 	if mean > 0 {
-		t.burst = max(1, off/mean)
+		t.burst = max(1, apart(counts)/mean)
 	}
 	if math.Abs(slope) > significant*math.Sqrt(off/squares) {
 		t.slope, t.end = slope, mean+slope*middle
 	}
 	return t
+}
+
+// apart returns half of the mean square of the differences between neighbours, which is the variance of independent counts whatever
+// trend their mean has (von Neumann 1941): around a line, a load that rises ever faster would look as if it came in bursts.
+func apart(counts []float64) float64 {
+	sum := 0.0
+	for i := 1; i < len(counts); i++ {
+		sum += (counts[i] - counts[i-1]) * (counts[i] - counts[i-1])
+	}
+	return sum / 2 / float64(len(counts)-1)
 }
 
 // steepest bounds a forecast, as a multiple of the present level: a line through few points says little about far ahead.

@@ -63,6 +63,25 @@ func TestTrendOfNoise(t *testing.T) {
 	}
 }
 
+// TestTrendOfCurves: a load that rises ever faster, and one that ends, do not come in bursts; one that alternates does.
+func TestTrendOfCurves(t *testing.T) {
+	curve := make([]float64, history)
+	alternating := make([]float64, history)
+	for i := range curve {
+		curve[i] = 80 + float64(i*i)
+		alternating[i] = 160 * float64(i%2)
+	}
+	ended := append(line(history-5, 80, 0), line(5, 0, 0)...)
+	for name, c := range map[string]struct {
+		counts      []float64
+		least, most float64
+	}{"rises ever faster": {curve, 1, 2}, "ended": {ended, 1, 4}, "alternates": {alternating, 80, 200}} {
+		if got := trendOf(c.counts).burst; got < c.least || got > c.most {
+			t.Errorf("%s: %.1f, want %v to %v", name, got, c.least, c.most)
+		}
+	}
+}
+
 // poisson returns a random count.
 func poisson(random *rand.Rand, mean float64) (n int) {
 	for at := random.ExpFloat64(); at < mean; at += random.ExpFloat64() {
