@@ -169,6 +169,33 @@ func TestSizesFallAfterTheWindow(t *testing.T) {
 	}
 }
 
+// TestSizesKeepAMargin: where a tenth more load would need one replica more, the size does not fall to what the load needs.
+func TestSizesKeepAMargin(t *testing.T) {
+	kept := 0
+	for rate := 10; rate < 22; rate++ {
+		b := startSizer(t, 40, 40)
+		for range 60 { // 15 minutes
+			for range rate * int(Interval.Seconds()) {
+				d := b.decision(2000)
+				b.Picked(nil, nil, d)
+				b.Observe(&epp.Outcome{Decision: d, Result: &pd.AnswerSummary{End: pd.EndDone, Completion: 300}})
+			}
+			b.clock.advance()
+		}
+		for _, s := range b.Sizes() {
+			switch {
+			case s.Desired == s.Needed+1:
+				kept++
+			case s.Desired != s.Needed:
+				t.Errorf("%d requests a second: %+v", rate, s)
+			}
+		}
+	}
+	if kept == 0 {
+		t.Error("no size has a margin")
+	}
+}
+
 func TestSizesDoNotExceedTheLimits(t *testing.T) {
 	b := startSizer(t, 1, 1)
 	b.serve(t, 8, 600, 6000, 400, nothing)
