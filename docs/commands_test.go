@@ -372,8 +372,6 @@ func TestYAML(t *testing.T) {
 				run(t, "", program(t, "tandem"), "replay", "--requests", "5", "--classes", file)
 			case strings.HasPrefix(c.text, "# pool.yaml\n"), strings.HasPrefix(c.text, "# adapters.yaml\n"):
 				run(t, "", program(t, "tandem"), "replay", "--requests", "5", "--pool", "2P+2D", "--pool-file", file)
-			case strings.HasPrefix(c.text, "# pool.yaml\n"), strings.HasPrefix(c.text, "# adapters.yaml\n"):
-				run(t, "", program(t, "tandem"), "replay", "--requests", "5", "--pool", "2P+2D", "--pool-file", file)
 			case p.name == "charts/tandem/README.md": // values of the chart
 				dir := t.TempDir()
 				writeExampleFiles(t, dir)
