@@ -154,6 +154,13 @@ func inBubble(t *testing.T, name string, f func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
 }
 
+// pass has some time pass in a bubble. None is not a timer of 0, on which the runtime may crash: go1.26.8 with the race detector.
+func pass(d time.Duration) {
+	if d > 0 {
+		<-time.After(d)
+	}
+}
+
 // names numbers requests of a flow: a0, a1, …
 func names(flow string, n int) (all []string) {
 	for i := range n {
