@@ -42,10 +42,10 @@ func testContinuation(t *testing.T) {
 		"completions, stops": {harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 60}, nil, true},
 		// Special tokens have no text in an answer, and have one where the sidecar asks for that of the tokens.
 		"completions, stops after special tokens": {harness.Call{API: pd.APICompletions, Prompt: withSpecialTokens(t, p, other), Tokens: 60}, nil, true},
-		"chat":               {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60}, nil, false},
-		"chat, stops":        {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60}, nil, true},
-		"chat, logprobs":     {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60, Members: map[string]any{"logprobs": true}}, []int{2, 3, 7, 20, 40, 59}, false},
-		"chat, 100":          {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 110}, []int{100}, false},
+		"chat":           {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60}, nil, false},
+		"chat, stops":    {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60}, nil, true},
+		"chat, logprobs": {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 60, Members: map[string]any{"logprobs": true}}, []int{2, 3, 7, 20, 40, 59}, false},
+		"chat, 100":      {harness.Call{API: pd.APIChat, Prompt: p.Fresh(40), Tokens: 110}, []int{100}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.call.Stream = true
