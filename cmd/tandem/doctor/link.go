@@ -331,17 +331,25 @@ func (l *link) carrier(bytes float64) (kind, name string) {
 	if bytes < fewestMoved || len(l.devices) == 0 {
 		return carrierUnknown, ""
 	}
-	most := 0
+	most := -1
 	for i, n := range l.moved {
-		// Bytes over TCP may be counted on several interfaces: a bridge and its port. The one that has an RDMA device's name is that.
-		if n > l.moved[most] || l.devices[i].kind == netdev.RDMA && n >= mostOf*bytes {
+		if n >= mostOf*bytes && (most < 0 || l.before(i, most)) {
 			most = i
 		}
 	}
-	if l.moved[most] < mostOf*bytes {
+	if most < 0 {
 		return carrierOther, ""
 	}
 	return l.devices[most].kind, l.devices[most].name
+}
+
+// before reports whether one of two devices that have received enough is rather the carrier: a port of an RDMA device, whose bytes an interface of
+// the same name may count too, or else the one with more.
+func (l *link) before(a, b int) bool {
+	if rdma := l.devices[a].kind == netdev.RDMA; rdma != (l.devices[b].kind == netdev.RDMA) {
+		return rdma
+	}
+	return l.moved[a] > l.moved[b]
 }
 
 // judge says what the figures mean.
@@ -390,10 +398,7 @@ func linkVerdict(all []link) verdict {
 // writeLinks shows what was measured.
 func writeLinks(w io.Writer, all []link, asJSON bool, paint func(verdict, string) string) error {
 	if asJSON {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		enc.SetEscapeHTML(false)
-		return enc.Encode(struct {
+		return writeJSON(w, struct {
 			Verdict verdict `json:"verdict"`
 			Links   []link  `json:"links"`
 		}{linkVerdict(all), all})

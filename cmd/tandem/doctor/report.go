@@ -57,10 +57,7 @@ func (r report) count(v verdict) (n int) {
 // write shows the report.
 func (r report) write(w io.Writer, asJSON bool, paint func(verdict, string) string) error {
 	if asJSON {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		enc.SetEscapeHTML(false)
-		return enc.Encode(struct {
+		return writeJSON(w, struct {
 			Verdict verdict `json:"verdict"`
 			Checks  []line  `json:"checks"`
 		}{r.verdict(), r})
@@ -81,6 +78,14 @@ func (r report) write(w io.Writer, asJSON bool, paint func(verdict, string) stri
 	fmt.Fprintf(&b, "%d ok, %d warn, %d FAIL, %d unknown\n", r.count(ok), r.count(warn), r.count(fail), r.count(unknown))
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// writeJSON writes a value for people and programs.
+func writeJSON(w io.Writer, value any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(value)
 }
 
 // colours returns a function that colours verdicts if stdout is a terminal and NO_COLOR is not set.
