@@ -12,6 +12,7 @@ import (
 
 	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/batch/upstream"
 )
 
@@ -304,12 +305,8 @@ func (c *Consumer) finish(cut context.Context, h *holding, r result, reason, lab
 		}
 		c.log.Warn("a result is kept in memory, and no requests are sent, until it can be stored", "error", err)
 		c.to.Pause(storeAgain)
-		timer := time.NewTimer(storeAgain)
-		select {
-		case <-cut.Done():
-			timer.Stop()
+		if !batch.Sleep(cut, storeAgain) {
 			return
-		case <-timer.C:
 		}
 	}
 }

@@ -168,7 +168,7 @@ func (c *Client) Do(start, call context.Context, r Request) (Answer, bool) {
 		if a.verdict == final {
 			return Answer{Status: a.status, Body: a.body, Code: a.code}, true
 		}
-		if !sleep(start, c.pause(try, a.retryAfter)) || c.pace.Acquire(start) != nil {
+		if !batch.Sleep(start, c.pause(try, a.retryAfter)) || c.pace.Acquire(start) != nil {
 			return Answer{}, false
 		}
 	}
@@ -182,18 +182,6 @@ func (c *Client) pause(try int, retryAfter time.Duration) time.Duration {
 	}
 	d := min(c.to.FirstPause<<min(try, 10), mostPause)
 	return d/2 + rand.N(d/2)
-}
-
-// sleep waits, and reports whether ctx has not ended meanwhile.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }
 
 // account has pace and metrics learn from an attempt.

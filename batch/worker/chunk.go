@@ -192,18 +192,6 @@ func (r *chunkRun) runLine(start, call context.Context, j job) {
 	}
 }
 
-// sleep waits, and reports whether ctx has not ended meanwhile.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
-
 // add adds the result of a line; ran says that the line ran.
 func (r *chunkRun) add(j job, result batch.Result, ran bool) {
 	text := result.Append(make([]byte, 0, len(result.Body)+len(result.CustomID)+256))
@@ -278,7 +266,7 @@ func (r *chunkRun) finish(cut context.Context) error {
 		}
 		r.w.log.Warn("a chunk cannot be stored now", "batch", r.batch.ID, "error", err)
 		r.w.upstream.Pause(2 * saveEvery)
-		if !sleep(cut, 2*saveEvery) {
+		if !batch.Sleep(cut, 2*saveEvery) {
 			return r.release()
 		}
 	}

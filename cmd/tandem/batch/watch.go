@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-serving/tandem/batch"
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 )
 
@@ -103,21 +104,9 @@ func watch(ctx context.Context, r *run, id string) error {
 			}
 			return b.verdict()
 		}
-		if !sleep(ctx, r.Watch.Interval) {
+		if !batch.Sleep(ctx, r.Watch.Interval) {
 			shown.clear()
 			return fmt.Errorf("stopped watching batch %s, which goes on", id)
 		}
-	}
-}
-
-// sleep reports whether ctx has not ended before d was over.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
