@@ -229,7 +229,7 @@ func TestStreamRecordings(t *testing.T) {
 	}
 }
 
-// algorithmOf returns how the engine of a recording names blocks, the zero value if that is not computed.
+// algorithmOf returns how the engine of a recording names blocks.
 func algorithmOf(t *testing.T, label string) kvhash.Algorithm {
 	file, how, _ := strings.Cut(label, " ")
 	given := struct{ Algo, Seed string }{Algo: "sha256"}
@@ -239,9 +239,6 @@ func algorithmOf(t *testing.T, label string) kvhash.Algorithm {
 		if err := json.Unmarshal([]byte(how), &given); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if given.Algo == "xxhash_cbor" {
-		return kvhash.Algorithm{}
 	}
 	a, err := kvhash.Parse(given.Algo, given.Seed)
 	if err != nil {
@@ -266,9 +263,6 @@ func TestNamedRecordings(t *testing.T) {
 	prompts := map[string]map[uint64][]uint32{} // tokens by the name of the last block
 	for _, r := range recordings(t) {
 		a := algorithmOf(t, r.Label)
-		if a == (kvhash.Algorithm{}) {
-			continue
-		}
 		if streams[r.Label] == nil {
 			streams[r.Label], bare[r.Label], prompts[r.Label] = newNamed(a), newNamed(a), map[uint64][]uint32{}
 		}

@@ -15,14 +15,16 @@ const (
 	none       method = iota
 	sha256Of          // of a pickle, as vLLM does by default
 	sha256CBOR        // of canonical CBOR
-	sglang            // of raw bytes
+	xxhash            // XXH3 with 128 bits, of a pickle
+	xxhashCBOR        // of canonical CBOR
+	sglang            // SHA-256 of raw bytes
 	methods
 )
 
 // names are those of vLLM's flag --prefix-caching-hash-algo, and of SGLang.
-var names = [methods]string{"", "sha256", "sha256_cbor", "sglang"}
+var names = [methods]string{"", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor", "sglang"}
 
-// usualSeed is what vLLM hashes before the first block of a prompt, unless PYTHONHASHSEED is set.
+// usualSeed is what vLLM hashes with SHA-256 before the first block of a prompt, unless PYTHONHASHSEED is set. With XXH3 it is a random number.
 const usualSeed = "vllm-none-hash"
 
 // Algorithm is how engines hash blocks. The zero value is no algorithm. Algorithms are comparable.
@@ -32,7 +34,7 @@ type Algorithm struct {
 }
 
 // Parse returns the algorithm of a name, such as sha256, with the engines' PYTHONHASHSEED, "" = they have none. The error names the
-// algorithms that there are.
+// algorithms that there are, or asks for the seed that an algorithm needs.
 func Parse(name, seed string) (Algorithm, error) {
 	m := method(slices.Index(names[:], name))
 	switch {
@@ -40,6 +42,8 @@ func Parse(name, seed string) (Algorithm, error) {
 		return Algorithm{}, fmt.Errorf("must be one of %s, got %q", strings.Join(names[1:], ", "), name)
 	case m == sglang:
 		return Algorithm{method: m}, nil
+	case seed == "" && (m == xxhash || m == xxhashCBOR):
+		return Algorithm{}, fmt.Errorf("%s needs hashSeed: give all engines the same PYTHONHASHSEED and name it there; without it each hashes with a random number", name)
 	case seed == "":
 		seed = usualSeed
 	}
@@ -84,17 +88,28 @@ func New(a Algorithm) *Hasher {
 	h := &Hasher{method: a.method}
 	var b []byte
 	switch a.method {
-	case sha256Of:
+	case sha256Of, xxhash:
 		b = append(append(startPickle(b), appendText(nil, a.seed)...), stop)
 		finishPickle(b)
-	case sha256CBOR:
+	case sha256CBOR, xxhashCBOR:
 		b = append(appendHead(b, cborText, uint64(len(a.seed))), a.seed...)
 	case sglang:
 		return h
 	}
-	digest := sha256.Sum256(b)
-	h.root = digest[:]
+	h.root = h.digest(new([sha256.Size]byte), b)
 	return h
+}
+
+// digest returns the hash of b, in the space given.
+func (h *Hasher) digest(space *[sha256.Size]byte, b []byte) []byte {
+	if h.method == xxhash || h.method == xxhashCBOR {
+		high, low := xxh3(b)
+		binary.BigEndian.PutUint64(space[:], high)
+		binary.BigEndian.PutUint64(space[8:], low)
+		return space[:16]
+	}
+	*space = sha256.Sum256(b)
+	return space[:]
 }
 
 // typical is the size that the encoding of a block has at most, in bytes, if no memory is to be allocated for it: 800 tokens.
@@ -111,15 +126,15 @@ func (h *Hasher) Append(dst []uint64, p *Prompt) []uint64 {
 		return dst
 	}
 	var space [typical]byte
-	var digest [sha256.Size]byte
+	var digested [sha256.Size]byte
 	buf, parent, salt := space[:0], h.root, p.Salt
 	whole := len(p.Tokens) / p.BlockTokens * p.BlockTokens
 	for at := each; at <= whole; at += each {
 		tokens := p.Tokens[at-each : at]
 		switch h.method {
-		case sha256Of:
+		case sha256Of, xxhash:
 			buf = appendPickle(buf[:0], parent, tokens, p.Adapter, salt)
-		case sha256CBOR:
+		case sha256CBOR, xxhashCBOR:
 			buf = appendCBOR(buf[:0], parent, tokens, p.Adapter, salt)
 		default:
 			buf = append(buf[:0], parent...)
@@ -127,8 +142,7 @@ func (h *Hasher) Append(dst []uint64, p *Prompt) []uint64 {
 				buf = binary.LittleEndian.AppendUint32(buf, t)
 			}
 		}
-		digest, salt = sha256.Sum256(buf), ""
-		parent = digest[:]
+		parent, salt = h.digest(&digested, buf), ""
 		if at%p.BlockTokens == 0 {
 			dst = append(dst, h.name(parent))
 		}

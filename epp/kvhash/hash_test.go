@@ -74,8 +74,9 @@ func TestVectors(t *testing.T) {
 		}
 		seen[v.Source+", "+v.Algorithm]++
 	}
-	want := map[string]int{"vLLM, recorded, sha256": 14, "vLLM, recorded, sha256_cbor": 14,
-		"SGLang, recorded, sglang": seen["SGLang, recorded, sglang"], "CPython's pickle, sha256": seen["CPython's pickle, sha256"]}
+	want := map[string]int{"vLLM, recorded, sha256": 14, "vLLM, recorded, sha256_cbor": 14, "vLLM, recorded, xxhash_cbor": 12,
+		"SGLang, recorded, sglang": seen["SGLang, recorded, sglang"], "CPython's pickle, sha256": seen["CPython's pickle, sha256"],
+		"vLLM's functions, xxhash": 60, "vLLM's functions, xxhash_cbor": 60}
 	if fmt.Sprint(seen) != fmt.Sprint(want) || len(seen) != len(want) {
 		t.Errorf("%v, want %v", seen, want)
 	}
@@ -168,7 +169,8 @@ func TestParse(t *testing.T) {
 		"vLLM's default":          {"sha256", "", "sha256"},
 		"a seed":                  {"sha256_cbor", "42", `sha256_cbor with hashSeed "42"`},
 		"SGLang has none":         {"sglang", "42", "sglang"},
-		"not computed":            {"xxhash", "0", ""},
+		"XXH3":                    {"xxhash", "0", `xxhash with hashSeed "0"`},
+		"XXH3 of a random root":   {"xxhash_cbor", "", ""},
 		"nothing":                 {"", "", ""},
 		"llm-d's own, not ours":   {"cbor-fnv", "", ""},
 		"older, of another chain": {"sha256_cbor_64bit", "0", ""},

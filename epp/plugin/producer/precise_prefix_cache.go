@@ -44,9 +44,9 @@ type PreciseTokens struct {
 	BlockSizeTokens int `yaml:"blockSizeTokens"`
 	// BlockSize is an older name of blockSizeTokens.
 	BlockSize int `yaml:"blockSize"`
-	// HashSeed is PYTHONHASHSEED of the engines, where their hashes are computed. Default "": they have none.
+	// HashSeed is PYTHONHASHSEED of the engines, where their hashes are computed. Default "": they have none. xxhash and xxhash_cbor need one.
 	HashSeed string `yaml:"hashSeed"`
-	// HashAlgorithm has blocks looked up by the engines' own hashes: sha256 or sha256_cbor, as vLLM's flag
+	// HashAlgorithm has blocks looked up by the engines' own hashes: sha256, sha256_cbor, xxhash or xxhash_cbor, as vLLM's flag
 	// --prefix-caching-hash-algo says, or sglang. Then blocks are also found that engines tell of without token ids, or whose predecessors the
 	// picker has missed: after lost messages, in slower memory, in shared stores. It takes 1 to 2 ms longer for a prompt of 128k tokens, and
 	// all engines must have the same algorithm and seed; if one has not, that is logged and counted in tandem_prefix_mismatch_total. Default
