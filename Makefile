@@ -63,7 +63,7 @@ test-all: modules tools ## run all tests but those on real engines, with the rac
 	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl -run '^TestNIXL' $(TESTFLAGS) $(NIXL_USERS)
 
 .PHONY: tools
-tools: .tools/envoy .tools/clients .tools/kube .tools/helm .tools/crds .tools/nixl .tools/cyclonedx-gomod .tools/vocabularies .tools/tokenizers .tools/gofakes3 ## fetch or build the real parts that tests need
+tools: .tools/envoy .tools/clients .tools/kube .tools/helm .tools/crds .tools/nixl .tools/cyclonedx-gomod .tools/vocabularies .tools/tokenizers .tools/gofakes3 .tools/nats-server ## fetch or build the real parts that tests need
 
 # In its own folder go test shows what the test prints: how each case went, and how long it took.
 .PHONY: test-vllm

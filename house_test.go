@@ -77,7 +77,7 @@ var rules = []rule{
 	{"metric names", "users find our metrics by one prefix", checkMetricNames},
 	{"machine paths", "the repository works on every machine", checkMachinePaths},
 	{"binaries", "what is built is not kept, and cannot be reviewed", checkBinaries},
-	{"direct modules", "go.mod tells truly what we chose, and it stays under 29", checkModules},
+	{"direct modules", "go.mod tells truly what we chose, and it stays under 30", checkModules},
 	{"package map", "the map shows the packages that there are", checkMap},
 }
 
@@ -147,7 +147,7 @@ var importRules = []importRule{
 	{"batch/store", []string{"batch"}, []string{"e2e/postgres"}},
 	{"batch/api", []string{"batch", "batch/store", "pd…"}, []string{"batch/blob"}},
 	{"batch/upstream", []string{"batch", "pd…"}, nil},
-	{"batch/queue", []string{"batch", "batch/upstream", "pd…"}, []string{"e2e/redis"}},
+	{"batch/queue", []string{"batch", "batch/upstream", "pd…"}, []string{"e2e/broker", "e2e/redis"}},
 	{"batch/webhook", []string{"batch", "batch/store"}, nil},
 	{"batch/worker", []string{"batch", "batch/store", "batch/upstream", "pd…"}, []string{"batch/blob"}},
 	{"cmd/batch", []string{"cmd/internal…", "batch…", "pd…"}, anything},
@@ -468,9 +468,9 @@ func literal(e ast.Expr) string {
 	return ""
 }
 
-// maxModules is the bound of direct dependencies. The last four are those of batch: modernc.org/sqlite, since a build without C, as ours is,
-// leaves no other; pgx, the driver of PostgreSQL; Go CDK, for buckets; and go-redis, for queues. Only the batch server links them.
-const maxModules = 29
+// maxModules is the bound of direct dependencies. The last five are those of batch: modernc.org/sqlite, since a build without C, as ours is,
+// leaves no other; pgx, the driver of PostgreSQL; Go CDK, for buckets; and go-redis and nats.go, for queues. Only the batch server links them.
+const maxModules = 30
 
 func checkModules(h house) (breaches []string) {
 	used := map[string]bool{}

@@ -2,13 +2,16 @@ package queue
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,17 +22,25 @@ import (
 
 // Config is one queue. Its file is YAML, or JSON.
 type Config struct {
-	Broker      string   `yaml:"broker"`      // address of the server, such as redis://:password@host:6379/0
-	Queue       string   `yaml:"queue"`       // sorted set of the messages
-	Results     string   `yaml:"results"`     // list of the results of messages that name none; "": result-list
+	Broker      string   `yaml:"broker"`      // address of the server, such as redis://:password@host:6379/0 or nats://host:4222
+	Queue       string   `yaml:"queue"`       // where messages are: a sorted set of Redis, a subject of NATS
+	Results     string   `yaml:"results"`     // list or subject of the results of messages that name none; "": result-list
 	Endpoint    string   `yaml:"endpoint"`    // of messages that name none; "": /v1/completions
 	Objective   string   `yaml:"objective"`   // InferenceObjective of the requests; "": the upstream's
 	Headers     []string `yaml:"headers"`     // names of the fields of messages' headers that are sent to the upstream
 	MaxInFlight int      `yaml:"maxInFlight"` // messages that are claimed at a time; 0: 64
 
+	// What the brokers have that are not Redis.
+	OtherResults []string `yaml:"otherResults"` // where messages may have their results, besides results
+	DeadLetters  string   `yaml:"deadLetters"`  // where dead letters are; "": none are kept
+	Consumer     string   `yaml:"consumer"`     // durable consumer, which batch servers share; "": tandem
+	Credentials  string   `yaml:"credentials"`  // file with NATS credentials (.creds); "": none
+
 	Budget     *Budget     `yaml:"budget"`     // nil: none
 	Hours      *Hours      `yaml:"hours"`      // nil: all day
 	Saturation *Saturation `yaml:"saturation"` // nil: what the upstream answers decides alone
+
+	mostDeliveries int // the broker's
 }
 
 // Defaults are llm-d's, but for the last one.
@@ -85,7 +96,7 @@ func (c *Config) complete() error {
 	case c.Broker == "":
 		return errors.New("broker is missing: want the address of the server, such as redis://host:6379/0")
 	case c.Queue == "":
-		return errors.New("queue is missing: want the name of the sorted set")
+		return errors.New("queue is missing: want the name of the sorted set or subject")
 	case !slices.Contains(batch.Endpoints(), c.Endpoint):
 		return fmt.Errorf("endpoint is %q: want one of %s", c.Endpoint, strings.Join(batch.Endpoints(), ", "))
 	case c.MaxInFlight < 0:
@@ -97,29 +108,85 @@ func (c *Config) complete() error {
 			return fmt.Errorf("headers names %s, which messages may not set", name)
 		}
 	}
-	return errors.Join(checkBroker(c.Broker), c.Budget.check(), c.Hours.load(), c.Saturation.check())
+	return errors.Join(c.checkBroker(), c.Budget.check(), c.Hours.load(), c.Saturation.check())
 }
 
 // ownHeaders are those that decide what a request may do, or that the connection needs.
 var ownHeaders = []string{"Authorization", "Connection", "Content-Encoding", "Content-Length", "Content-Type", "Host", "Te", "Trailer", "Transfer-Encoding",
 	"Upgrade", "User-Agent", "X-Llm-D-Inference-Objective", "X-Request-Id"}
 
-// checkBroker reports whether the address is one that Open can use.
-func checkBroker(address string) error {
-	at, err := url.Parse(address)
+// driver opens the queues of a kind of broker.
+type driver struct {
+	check func(*Config) error // reports what is wrong with a queue's configuration, without the password
+	open  func(*Config) (Source, error)
+	// mostDeliveries is how many consumers may have had a message without a result: it may be what kills them. Where the broker counts releases
+	// too there are more, because a message may be released whenever a consumer stops.
+	mostDeliveries int
+}
+
+// drivers are by the scheme of the brokers' addresses.
+var drivers = map[string]driver{
+	"redis":  redisDriver,
+	"rediss": redisDriver,
+	"unix":   redisDriver,
+	"nats":   natsDriver,
+	"tls":    natsDriver,
+}
+
+var (
+	redisDriver = driver{checkRedis, func(c *Config) (Source, error) { return OpenRedis(c.Broker, c.Queue, c.Results) }, 5}
+	natsDriver  = driver{checkNATS, func(c *Config) (Source, error) { return OpenNATS(c) }, 20}
+)
+
+// driver returns that of the address.
+func (c *Config) driver() (driver, error) {
+	at, err := url.Parse(c.Broker)
 	if err != nil {
-		return errors.New("broker is not a URL") // the error may have the password
+		return driver{}, errors.New("broker is not a URL") // the error may have the password
 	}
-	switch at.Scheme {
-	case "redis", "rediss", "unix":
-		_, err := redisOptions(address)
+	b, ok := drivers[at.Scheme]
+	if !ok {
+		return driver{}, fmt.Errorf("broker has the scheme %q: want one of %s", at.Scheme, strings.Join(slices.Sorted(maps.Keys(drivers)), ", "))
+	}
+	return b, nil
+}
+
+func (c *Config) checkBroker() error {
+	b, err := c.driver()
+	if err != nil {
 		return err
 	}
-	return fmt.Errorf("broker has the scheme %q: want redis, rediss or unix", at.Scheme)
+	c.mostDeliveries = b.mostDeliveries
+	return b.check(c)
 }
 
 // Open opens the queue, which ReadFile has checked. Its broker need not answer yet.
-func (c *Config) Open() (Source, error) { return OpenRedis(c.Broker, c.Queue, c.Results) }
+func (c *Config) Open() (Source, error) {
+	b, err := c.driver()
+	if err != nil {
+		return nil, err
+	}
+	return b.open(c)
+}
+
+// checkRedis reports what is wrong with the configuration of a queue in Redis.
+func checkRedis(c *Config) error {
+	if c.OtherResults != nil || c.DeadLetters != "" || c.Consumer != "" || c.Credentials != "" {
+		return errors.New("otherResults, deadLetters, consumer and credentials are not for Redis: leave them out")
+	}
+	_, err := redisOptions(c.Broker)
+	return err
+}
+
+// checkResults refuses a message whose results would go where the operator has not allowed it: the batch server may have rights that the
+// message's producer does not have.
+func (c *Config) checkResults(r *Request) {
+	if r.Results == "" || r.Results == c.Results || slices.Contains(c.OtherResults, r.Results) {
+		return
+	}
+	r.Problem = cmp.Or(r.Problem, fmt.Errorf("result_queue_name is %s, which is neither results nor in otherResults of the queue", strconv.QuoteToASCII(clip(r.Results))))
+	r.Results = ""
+}
 
 // Budget is how many messages a consumer answers in a time.
 type Budget struct {

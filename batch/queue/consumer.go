@@ -21,8 +21,6 @@ const (
 	poll = 500 * time.Millisecond
 	// atOnce bounds the messages that are claimed and wait for a slot, which other consumers could send.
 	atOnce = 16
-	// mostDeliveries is how many consumers may die with a message: it may be the reason.
-	mostDeliveries = 5
 	// storeAgain is how long a consumer waits before it tries again to reach its broker.
 	storeAgain = 2 * time.Second
 )
@@ -231,7 +229,7 @@ func (c *Consumer) refuse(m Message) (r result, reason, label string) {
 		return errorResult(m.ID, codeCancelled, errCancelled.Error()), "", "cancelled"
 	case !time.Now().Before(m.Deadline):
 		return errorResult(m.ID, codeDeadline, errDeadline.Error()), "", "expired"
-	case m.Deliveries > mostDeliveries:
+	case m.Deliveries > c.cfg.mostDeliveries:
 		text := fmt.Sprintf("%d consumers were killed, or lost their connection, while they had this message", m.Deliveries-1)
 		return errorResult(m.ID, codeInference, text), text, "abandoned"
 	}

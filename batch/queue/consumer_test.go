@@ -206,7 +206,7 @@ func (b *bench) lapse() {
 func TestAbandoned(t *testing.T) {
 	b := newBench(t, echo)
 	b.add("poison")
-	for range mostDeliveries {
+	for range redisDriver.mostDeliveries {
 		if got, err := b.source().Claim(t.Context(), 1, time.Time{}); err != nil || len(got) != 1 {
 			t.Fatalf("%+v, %v", got, err)
 		}

@@ -8,8 +8,8 @@
 //   - renews its claims, so that those of a consumer that is killed, and only those, go to another one;
 //   - answers messages whose deadline has passed, that are cancelled or invalid, with an error, and keeps those that failed as dead letters.
 //
-// A request may be sent more than once, always with the same x-request-id. The result of a message and the end of its claim are stored
-// together, so a message has one result.
+// A request may be sent more than once, always with the same x-request-id. A message has one result: a Source stores it together with the end of the
+// claim, or where a second one is refused.
 //
-// [OpenRedis] opens the first Source, a sorted set of Redis. The package decides neither what runs on the engines, nor who may write to a queue.
+// [Redis] is a sorted set, and [NATS] a subject of JetStream. The package decides neither what runs on the engines, nor who may write to a queue.
 package queue

@@ -28,24 +28,21 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience bounds every wait of a test, also on a machine that does much else.
 const patience = 5 * time.Minute
 
-// bench is a queue in a real Redis, and an upstream.
-type bench struct {
-	t      *testing.T
-	server *redis.Server
-	client *goredis.Client
-	to     *upstream.Client
+// engine is an upstream.
+type engine struct {
+	t  testing.TB
+	to *upstream.Client
 
 	mu   sync.Mutex
 	seen []*http.Request
 	body []string
 }
 
-// newBench starts both. answer gets the prompt of each request.
-func newBench(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, prompt string)) *bench {
+// newEngine starts one. answer gets the prompt of each request.
+func newEngine(t testing.TB, answer func(w http.ResponseWriter, r *http.Request, prompt string)) *engine {
 	t.Helper()
-	b := &bench{t: t, server: redis.Start(t)}
-	b.client = b.server.Client()
-	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	b := &engine{t: t}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		text, err := io.ReadAll(r.Body)
 		var body struct{ Prompt string }
 		if err == nil {
@@ -59,8 +56,8 @@ func newBench(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, 
 		b.mu.Unlock()
 		answer(w, r, body.Prompt)
 	}))
-	t.Cleanup(engine.Close)
-	at, err := url.Parse(engine.URL)
+	t.Cleanup(server.Close)
+	at, err := url.Parse(server.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,13 +67,28 @@ func newBench(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, 
 	return b
 }
 
+// bench is a queue in a real Redis, and an upstream.
+type bench struct {
+	*engine
+	server *redis.Server
+	client *goredis.Client
+}
+
+// newBench starts both.
+func newBench(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, prompt string)) *bench {
+	t.Helper()
+	b := &bench{engine: newEngine(t, answer), server: redis.Start(t)}
+	b.client = b.server.Client()
+	return b
+}
+
 // echo answers with the prompt.
 func echo(w http.ResponseWriter, _ *http.Request, prompt string) {
 	fmt.Fprintf(w, `{"text":%q}`, prompt)
 }
 
 // requests returns what reached the upstream.
-func (b *bench) requests() ([]*http.Request, []string) {
+func (b *engine) requests() ([]*http.Request, []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return append([]*http.Request(nil), b.seen...), append([]string(nil), b.body...)
@@ -101,7 +113,7 @@ func (b *bench) source() *Redis {
 
 // running is a consumer that runs.
 type running struct {
-	t        *testing.T
+	t        testing.TB
 	registry *prometheus.Registry
 	stop     func() // has it drain, and waits for its end
 }
@@ -113,8 +125,12 @@ func (b *bench) consume(cfg Config, change func(*Consumer)) running {
 	if err := cfg.complete(); err != nil {
 		b.t.Fatal(err)
 	}
+	return b.run(cfg, b.source(), change)
+}
+
+func (b *engine) run(cfg Config, source Source, change func(*Consumer)) running {
 	registry := prometheus.NewRegistry()
-	c := New(cfg, b.source(), b.to, patience, Telemetry{Log: slog.New(slog.NewTextHandler(b.t.Output(), nil)), Metrics: NewMetrics(registry), Propagator: propagation.TraceContext{}})
+	c := New(cfg, source, b.to, patience, Telemetry{Log: slog.New(slog.NewTextHandler(b.t.Output(), nil)), Metrics: NewMetrics(registry), Propagator: propagation.TraceContext{}})
 	c.poll = 5 * time.Millisecond
 	if change != nil {
 		change(c)
@@ -221,7 +237,7 @@ func (b *bench) mustBeEmpty() {
 }
 
 // until waits until something is so.
-func (b *bench) until(what string, ok func() bool) {
+func (b *engine) until(what string, ok func() bool) {
 	b.t.Helper()
 	late := time.After(patience)
 	tick := time.NewTicker(5 * time.Millisecond)

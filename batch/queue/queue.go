@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -13,12 +14,13 @@ var ErrLost = errors.New("the claim of the message has lapsed")
 
 // Source is one queue of a broker.
 type Source interface {
-	// Claim takes up to so many messages, those with the earliest deadline first, which this process then holds. With a due time it
-	// takes only those whose deadline is not after it. It does not wait for messages.
+	// Claim takes up to so many messages, those with the earliest deadline first if the broker has such an order, which this process then holds. With
+	// a due time it takes only those whose deadline is not after it, and none if the broker has another order. It does not wait for messages.
 	Claim(ctx context.Context, most int, due time.Time) ([]Message, error)
-	// Renew keeps holding messages. It returns the keys of those that are lost, and of those that their producer has cancelled.
+	// Renew keeps holding messages. It returns the keys of those that are known to be lost, and of those that their producer has cancelled.
 	Renew(ctx context.Context, held []Message) (lost, cancelled []string, err error)
-	// Finish stores the result, and ends the claim, in one step. A dead letter is stored too if reason is not empty.
+	// Finish stores the result, and ends the claim. A dead letter is stored too if reason is not empty. After an error it is called again: a message
+	// has one result whenever this process, or the broker, is killed. It returns ErrLost if the result is another consumer's.
 	Finish(ctx context.Context, m Message, result []byte, reason string) error
 	// Release ends the claim, so that the message can be claimed again.
 	Release(ctx context.Context, m Message) error
@@ -30,7 +32,7 @@ type Source interface {
 // Message is a request that this process holds.
 type Message struct {
 	Key        string // names it while it is held, and when it is delivered again
-	Deliveries int    // how many consumers have claimed it and neither finished nor released it, this one included
+	Deliveries int    // how many consumers have claimed it and not finished it, this one included; some brokers count those that released it too
 	Cancelled  bool   // by its producer
 	Request
 }
@@ -74,6 +76,12 @@ func errorResult(id, code, message string) result {
 func (r result) encode() []byte {
 	text, _ := json.Marshal(r) // texts and a number never fail
 	return text
+}
+
+// tooLarge is the result, and the reason of the dead letter, of a message whose result is larger than its broker takes.
+func tooLarge(m Message, has int, most int64) (result []byte, reason string) {
+	reason = fmt.Sprintf("the result has %d bytes, and the broker takes %d", has, most)
+	return errorResult(m.ID, codeInference, reason).encode(), reason
 }
 
 // DeadLetter is what a Source keeps of a message that failed, as JSON.

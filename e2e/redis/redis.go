@@ -18,7 +18,7 @@ const patience = 2 * time.Minute
 
 // Server is a running Redis. Each write is on disk before it is answered.
 type Server struct {
-	t       *testing.T
+	t       testing.TB
 	program string
 	dir     string
 	port    int
@@ -27,7 +27,7 @@ type Server struct {
 }
 
 // Start starts a server, which runs until the end of the test.
-func Start(t *testing.T) *Server {
+func Start(t testing.TB) *Server {
 	t.Helper()
 	program, err := exec.LookPath("redis-server")
 	if err != nil {
