@@ -406,3 +406,48 @@ func testTiers(t *testing.T, start start) {
 		return fmt.Sprintf("%+v", c), c.Cached == want && c.Loads == nil
 	})
 }
+
+// testTieredPD has a prompt prefilled elsewhere, and then the decode engine compute more than its pool of blocks holds. What was moved there is
+// then in the host's memory: the same prompt must be served from it, and neither be prefilled nor moved again, while a new one still is.
+func testTieredPD(t *testing.T, start start) {
+	engines := start(t, vllm.Prefill, vllm.Decode)
+	s := newSystem(t, engines[:1], engines[1:], 100)
+	s.learnsBlocks(t)
+	prefilled := func() float64 { return harness.SumOf(t, s.Prefill[0].Addr, "vllm:request_success_total") }
+	first := harness.Call{API: pd.APICompletions, Prompt: s.Fresh(1500), Tokens: 1}
+	cold := s.Send(t, first)
+	if cold.Status != http.StatusOK || cold.Decision.Verdict != pd.Remote {
+		t.Fatalf("the first time: status %d, %v: %s%s", cold.Status, cold.Decision, cold.Failed, cold.Body)
+	}
+	for _, n := range []int{1500, 1500, 1500, 40} {
+		// Not by way of the picker, which would have them prefilled.
+		if r := harness.MustSend(t, harness.Call{API: pd.APICompletions, Prompt: s.Fresh(n), Tokens: 1}, s.Decode[0].Addr(), s.Model); r.Status != http.StatusOK {
+			t.Fatalf("status %d: %s%s", r.Status, r.Failed, r.Body)
+		}
+	}
+	want := s.whole(len(first.Prompt) - 1)
+	var x epp.Explanation
+	s.Eventually(t, "tokens of the first prompt in the host's memory of decode", func() (string, bool) {
+		x = s.explain(t, first)
+		d := x.Decider
+		return fmt.Sprintf("%+v", d), d.Cached == want && d.Loads[epp.CPUTier.String()] > want/2 && x.Decision == pd.Local.String()
+	})
+	c := x.Trace.Stages[0].Candidates[0]
+	if c.LoadTime <= 0 || c.Saved <= 0 {
+		t.Errorf("loading takes %v s and saves %v s", c.LoadTime, c.Saved)
+	}
+	before := prefilled()
+	r := s.Send(t, first)
+	if r.Status != http.StatusOK || r.Decision.Verdict != pd.Local || r.Cached != want || prefilled() != before {
+		t.Errorf("again: status %d, %v, %d cached, %v requests at prefill; want %v, %d, none", r.Status, r.Decision, r.Cached, prefilled()-before, pd.Local, want)
+	}
+	if len(cold.Tokens) == 0 || !slices.Equal(r.Tokens, cold.Tokens) {
+		t.Errorf("tokens %v, the first time %v", r.Tokens, cold.Tokens)
+	}
+	fmt.Printf("       %d tokens: %s the first time; then %s, %d predicted on decode, %d of them in the host's memory, loaded in %.1f ms, which saves %.1f ms, %d reported\n",
+		len(first.Prompt), cold.Decision.Verdict, r.Decision.Verdict, want, x.Decider.Loads[epp.CPUTier.String()], 1e3*c.LoadTime, 1e3*c.Saved, r.Cached)
+	if r := s.Send(t, harness.Call{API: pd.APICompletions, Prompt: s.Fresh(1500), Tokens: 1}); r.Status != http.StatusOK || r.Decision.Verdict != pd.Remote {
+		t.Errorf("a new prompt: status %d, %v, want %v", r.Status, r.Decision, pd.Remote)
+	}
+	s.mustAgree(t)
+}

@@ -3,6 +3,7 @@ package kvcache
 import (
 	"flag"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,11 +75,16 @@ func onVLLM(t *testing.T, roles ...vllm.Role) []*engine {
 	})
 }
 
-// onVLLMOffloading starts vLLM engines that copy blocks to the host's memory.
+// onVLLMOffloading starts vLLM engines that copy blocks to the host's memory, decode engines of pairs among them.
 func onVLLMOffloading(t *testing.T, roles ...vllm.Role) []*engine {
 	return realEngines(t, engine{connector: "nixlv2"}, len(roles), func(i int, events string) (*realengine.Engine, error) {
-		return vllm.Start(t.Context(), vllm.Options{Name: fmt.Sprintf("engine-%d", i), Role: vllm.Decode, Connector: vllm.Offloading,
-			Args: []string{"--kv-events-config=" + events, fmt.Sprintf("--num-gpu-blocks-override=%d", fewBlocks)}})
+		o := vllm.Options{Name: fmt.Sprintf("engine-%d", i), Role: vllm.Decode, Connector: vllm.Offloading,
+			Args: []string{"--kv-events-config=" + events, fmt.Sprintf("--num-gpu-blocks-override=%d", fewBlocks)}}
+		if len(roles) > 1 {
+			o.Role, o.Connector, o.Second = roles[i], vllm.Multi, vllm.Offloading
+			o.Tier = netip.AddrPortFrom(netip.MustParseAddr(realengine.Loopback), uint16(harness.FreePorts(t, 1))) // NIXL has SidePort
+		}
+		return vllm.Start(t.Context(), o)
 	})
 }
 
@@ -144,6 +150,7 @@ func TestRealEngines(t *testing.T) {
 		t.Run("chats", func(t *testing.T) { testChats(t, onVLLM) })
 		t.Run("pd", func(t *testing.T) { testPD(t, onVLLM) })
 		t.Run("tiers", func(t *testing.T) { testTiers(t, onVLLMOffloading) })
+		t.Run("pd tiers", func(t *testing.T) { testTieredPD(t, onVLLMOffloading) })
 	case "sglang":
 		realengine.Require(t, "sglang")
 		t.Run("conversations", func(t *testing.T) { testConversations(t, onSGLang) })
@@ -158,3 +165,5 @@ func TestConversations(t *testing.T) { testConversations(t, simulated) }
 func TestPD(t *testing.T) { testPD(t, simulated) }
 
 func TestTiers(t *testing.T) { testTiers(t, simulatedOffloading) }
+
+func TestTieredPD(t *testing.T) { testTieredPD(t, simulatedOffloading) }
