@@ -141,6 +141,7 @@ var importRules = []importRule{
 	{"epp/setup", []string{"epp", "epp/config", "epp/flow", "epp/sched", "pd…"}, anything},
 	{"epp…", []string{"epp", "pd…", "transfer"}, anything},
 	{"replay/engine", nil, nil},
+	{"replay/autoscale", []string{"replay"}, nil},
 	{"replay", []string{"replay/engine", "epp…", "pd…"}, nil},
 	{"batch", []string{"pd…"}, nil},
 	{"batch/blob", []string{"batch"}, []string{"e2e/s3"}},

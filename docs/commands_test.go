@@ -105,6 +105,11 @@ func writeExampleFiles(t *testing.T, dir string) {
 			}
 		}
 	}
+	elastic, err := os.ReadFile(filepath.Join(root, "cmd", "tandem", "replay", "elastic.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files["elastic.yaml"] = string(elastic)
 	files["my.csv"] = strings.Replace(files["fitted.csv"], "kv-tokens=10000", "kv-tokens=1000000", 1)
 	files["local.yaml"] = strings.Replace(string(config.Default()), "nonCachedTokens: 2048", "nonCachedTokens: 1000000", 1)
 	for name, text := range files {

@@ -28,6 +28,7 @@ type flight struct {
 
 	computed bool // prefill is done
 	sending  bool // the transfer from prefill has begun
+	left     bool // prefill has nothing more to compute
 	freed    bool // prefill keeps nothing any more
 	answered bool // the client has the first token
 	over     bool // the client has all that it gets
@@ -53,8 +54,10 @@ func (a *arrival) choose(pass epp.Pass) {
 		f.prefill = w.nodes[to[0].Slot]
 		record.Remote, record.Prefill = true, f.prefill.name
 		p.loads.woken(f.prefill)
+		f.prefill.flights++
 	}
 	p.loads.woken(f.decode)
+	f.decode.flights++
 	d.Reservation.OnEvict(func(why *pd.Refusal) { w.clock.after(0, func() { f.evict(why) }) })
 	w.clock.after(w.options.Hop+w.options.Request, f.send)
 }
@@ -201,10 +204,20 @@ func (f *flight) end(o *epp.Outcome) {
 	w := f.world
 	w.result.End = w.clock.now
 	w.ended(f.of)
+	f.decode.flights--
+	f.leavePrefill()
 	f.decision.Reservation.End()
 	f.picker.capacity()
 	for _, observer := range f.picker.observers {
 		observer.Observe(o)
+	}
+}
+
+// leavePrefill says that prefill has nothing more to compute for the request. It may still keep blocks.
+func (f *flight) leavePrefill() {
+	if f.prefill != nil && !f.left {
+		f.left = true
+		f.prefill.flights--
 	}
 }
 
@@ -279,6 +292,7 @@ func (n *node) Done(now time.Duration, r *engine.Request) {
 	switch {
 	case r == f.held:
 		f.computed, f.done = true, now
+		f.leavePrefill()
 		f.story.computed(n, r, "the prompt is computed, with one token; its blocks are kept for decode")
 		if w.options.Engine.TokenArrives {
 			f.transfer()

@@ -83,11 +83,12 @@ type loads struct {
 	picker     *picker
 	clock      *clock
 	random     *rand.Rand
-	pages      []page        // by slot
+	pages      []*page       // by slot; of a slot whose engine has left, its page
 	busy, idle time.Duration // between two readings of a page; 0: pages are not read
 	current    *epp.Snapshot
-	loads      []epp.Load
+	loads      []epp.Load // by slot
 	changed    bool
+	moved      bool // endpoints have joined or left since current
 }
 
 // page is the metrics page of an engine, as a picker reads it.
@@ -96,15 +97,62 @@ type page struct {
 	endpoint     *epp.Endpoint // of this picker: no other one knows what it has in flight there
 	last, coming time.Duration // readings
 	turn         int           // of the coming one: an earlier one is outdated
+	left         bool          // the endpoint has left the pool
 }
 
 // Snapshot returns what is known now.
 func (l *loads) Snapshot() *epp.Snapshot {
-	if l.changed {
-		l.changed = false
-		l.current = &epp.Snapshot{Version: l.current.Version + 1, Endpoints: l.current.Endpoints, Loads: append([]epp.Load(nil), l.loads...)}
+	if !l.changed {
+		return l.current
 	}
-	return l.current
+	next := &epp.Snapshot{Version: l.current.Version + 1, Endpoints: l.current.Endpoints, Loads: make([]epp.Load, 0, len(l.pages))}
+	if l.moved {
+		next.Endpoints = nil
+		for _, p := range l.pages {
+			if !p.left {
+				next.Endpoints = append(next.Endpoints, p.endpoint)
+			}
+		}
+	}
+	for _, e := range next.Endpoints {
+		next.Loads = append(next.Loads, l.loads[e.Slot])
+	}
+	l.changed, l.moved, l.current = false, false, next
+	return next
+}
+
+// join adds the page of an engine that joins the pool, in the place of one that had its slot before.
+func (l *loads) join(n *node) {
+	p := &page{node: n, endpoint: n.newEndpoint()}
+	if n.slot < len(l.pages) {
+		old := l.pages[n.slot]
+		for _, observer := range l.picker.members {
+			observer.EndpointLeft(old.endpoint)
+		}
+		l.pages[n.slot], l.loads[n.slot] = p, epp.Load{}
+	} else {
+		l.pages, l.loads = append(l.pages, p), append(l.loads, epp.Load{})
+	}
+	l.changed, l.moved = true, true
+	for _, observer := range l.picker.members {
+		observer.EndpointJoined(p.endpoint)
+	}
+}
+
+// leave has the picker send nothing more to an engine.
+func (l *loads) leave(n *node) {
+	p := l.pages[n.slot]
+	p.left, l.changed, l.moved = true, true, true
+	for _, observer := range l.picker.members {
+		observer.EndpointLeft(p.endpoint)
+	}
+}
+
+// readFirst has the page of an engine that has just joined read at a random moment of the first interval.
+func (l *loads) readFirst(p *page) {
+	if l.busy > 0 {
+		l.schedule(p, time.Duration(l.random.Float64()*float64(l.busy)))
+	}
 }
 
 // read reads a page, and schedules the next reading.
@@ -136,7 +184,7 @@ func (l *loads) read(p *page) {
 // woken reads the page of a node sooner, because a request was sent there. As in the picker, a page that is overdue is read at a random
 // moment within half the interval.
 func (l *loads) woken(n *node) {
-	p := &l.pages[n.slot]
+	p := l.pages[n.slot]
 	if l.busy == 0 || p.coming-p.last <= l.busy+l.busy/10 {
 		return
 	}
@@ -152,7 +200,7 @@ func (l *loads) schedule(p *page, d time.Duration) {
 	turn := p.turn
 	p.coming = l.clock.now + d
 	l.clock.after(d, func() {
-		if p.turn == turn && l.picker.world.left > 0 {
+		if p.turn == turn && !p.left && l.picker.world.left > 0 {
 			l.read(p)
 		}
 	})

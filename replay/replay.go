@@ -44,6 +44,7 @@ type Options struct {
 	Events    time.Duration // from a change of an engine's prefix cache until pickers that listen to KV events know of it
 	Request   time.Duration // of a leg, besides the steps of its engine
 	Seed      uint64
+	Scaling   *Scaling           // has the pool follow an autoscaler; nil: it stays as it is
 	Explain   int                // number of a request, from 1, whose Story is wanted; 0: none
 	listening func(*kvfeed.Feed) // is called for each plugin that listens to KV events; nil = none is
 	Ended     *atomic.Int64      // counts the requests that have ended, so that progress can be shown; may be nil
@@ -101,6 +102,11 @@ type node struct {
 	zone   string
 	budget *pd.FallbackBudget // of its sidecar
 
+	joined  time.Duration // when the decision for it was made: since then it has its GPUs
+	leaving bool          // it gets no new requests
+	gone    bool          // it has left, and another engine may have its slot
+	flights int           // requests that are on their way to it, or in it
+
 	due  time.Duration // of its next event
 	busy bool          // it has one
 	turn int
@@ -128,6 +134,7 @@ type world struct {
 	arrived  int      // the others
 	left     int      // requests that have not ended
 	timeline timeline
+	scaled   scaled // what Options.Scaling has done
 	result   *Result
 }
 
@@ -136,6 +143,8 @@ type picker struct {
 	world     *world
 	sched     *sched.Scheduler
 	observers []epp.Observer
+	members   []epp.EndpointObserver // what learns which endpoints there are
+	sizer     sizer                  // the plugin replica-sizer; nil if there is none
 	loads     loads
 	waiting   waiting
 	feeds     []*kvfeed.Feed // of plugins that listen to KV events
@@ -163,6 +172,7 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 	}
 	w.spec = w.pickers[0].sched.Needs()
 	w.share()
+	w.scale()
 	for range max(1, t.Concurrency) {
 		w.begin(0)
 	}
@@ -193,7 +203,7 @@ func newWorld(o *Options, t *Trace) *world {
 		coming: len(t.Requests), left: len(t.Requests), timeline: timeline{each: firstInterval},
 		result: &Result{Records: make([]Record, len(t.Requests)), Classes: t.Classes, GPUs: o.Pool.Engines() * o.Hardware.GPUs}}
 	w.network = network{clock: &w.clock, random: rand.New(rand.NewPCG(o.Seed, 2)), link: o.Link, others: o.Pairs, pairs: map[[2]*node]*pair{}}
-	o.Pool.each(w.join)
+	o.Pool.each(func(name, role string) { w.join(name, role) })
 	return w
 }
 
@@ -219,14 +229,13 @@ func (p *picker) build(i int) (*config.Built, error) {
 // begin has the picker see the pool.
 func (p *picker) begin(i int, built *config.Built, observers []epp.EndpointObserver) error {
 	w, o, of := p.world, p.world.options, uint64(i)<<32 // which random numbers
-	p.loads = loads{picker: p, clock: &w.clock, random: rand.New(rand.NewPCG(o.Seed, 1+of)), current: &epp.Snapshot{}, changed: true, loads: make([]epp.Load, len(w.nodes))}
+	p.loads = loads{picker: p, clock: &w.clock, random: rand.New(rand.NewPCG(o.Seed, 1+of)), current: &epp.Snapshot{}}
+	p.members = observers
 	for _, n := range w.nodes {
-		e := n.newEndpoint()
-		p.loads.pages = append(p.loads.pages, page{node: n, endpoint: e})
-		p.loads.current.Endpoints = append(p.loads.current.Endpoints, e)
-		for _, observer := range observers {
-			observer.EndpointJoined(e)
-		}
+		p.loads.join(n)
+	}
+	for _, s := range config.Of[sizer](built) {
+		p.sizer = s
 	}
 	for _, l := range config.Of[listener](built) {
 		_, feed := l.Events()
@@ -238,8 +247,8 @@ func (p *picker) begin(i int, built *config.Built, observers []epp.EndpointObser
 	interval, reads := scraping(built, o.Scrape)
 	if reads {
 		p.loads.busy, p.loads.idle = interval, max(interval, idleScrape)
-		for i := range p.loads.pages {
-			p.loads.schedule(&p.loads.pages[i], time.Duration(p.loads.random.Float64()*float64(interval)))
+		for _, page := range p.loads.pages {
+			p.loads.readFirst(page)
 		}
 	}
 	picking := setup.Scheduler(built, o.Stale, o.Seed+1+of, nil) // 0 would be another seed each time
@@ -273,12 +282,17 @@ func scraping(b *config.Built, usual time.Duration) (interval time.Duration, rea
 	return usual, reads
 }
 
-// join adds an engine to the pool.
-func (w *world) join(name, role string) {
-	n := &node{world: w, name: name, role: role, slot: len(w.nodes), zone: zoneOf(w.options.Zones, name), budget: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
+// join adds an engine to the pool, in the first slot that is free.
+func (w *world) join(name, role string) *node {
+	slot := slices.IndexFunc(w.nodes, func(n *node) bool { return n.gone })
+	if slot < 0 {
+		slot, w.nodes = len(w.nodes), append(w.nodes, nil)
+	}
+	n := &node{world: w, name: name, role: role, slot: slot, zone: zoneOf(w.options.Zones, name), budget: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
 	n.engine = engine.New(w.options.Engine, w.options.Table, n)
 	n.cache = epp.CacheInfo{BlockTokens: w.options.Engine.BlockTokens, Blocks: n.engine.Blocks()}
-	w.nodes = append(w.nodes, n)
+	w.nodes[slot] = n
+	return n
 }
 
 // newEndpoint returns what a picker knows the engine by.
@@ -371,6 +385,7 @@ func (n *node) Ran(steps, batch int, took time.Duration) { n.world.result.itl.ad
 // finish completes the result.
 func (w *world) finish() *Result {
 	w.result.KVBytes = w.network.moved
+	w.account()
 	if p := w.pickers[0]; p.compared != nil {
 		view := p.compared.View()
 		w.result.Shadow = &view

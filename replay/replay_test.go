@@ -278,10 +278,10 @@ func TestOldLoads(t *testing.T) {
 	w.join("a", "both")
 	c, p, n := &w.clock, &picker{world: w}, w.nodes[0]
 	e := n.newEndpoint()
-	p.loads = loads{picker: p, clock: c, random: random(1), pages: []page{{node: n, endpoint: e}}, busy: 200 * time.Millisecond, idle: time.Second,
+	p.loads = loads{picker: p, clock: c, random: random(1), pages: []*page{{node: n, endpoint: e}}, busy: 200 * time.Millisecond, idle: time.Second,
 		current: &epp.Snapshot{Endpoints: []*epp.Endpoint{e}}, loads: make([]epp.Load, 1), changed: true}
 	l := &p.loads
-	l.read(&l.pages[0])
+	l.read(l.pages[0])
 	before := l.Snapshot()
 	n.engine.Add(c.now, &engine.Request{Prompt: 50_000, Output: 1})
 	l.woken(n)

@@ -43,16 +43,19 @@ type Result struct {
 	Records []Record      // in the order of the trace
 	Classes []Class       // of the trace
 	End     time.Duration // when the last answer ended
-	GPUs    int           // of the pool
+	GPUs    int           // of the pool as it begins
 	KVBytes float64       // that crossed the network
 	// Unfinished is how many other requests had not ended when the last one arrived.
 	Unfinished int
 	Story      *Story   // of the request that Options.Explain names; nil if it names none
 	Timeline   []Sample // in the order of time; at each moment one of each role
+	Sizes      []Resize // by Options.Scaling, in the order of time; nil without it
 	// Shadow is what Options.Shadow would have decided, of the first picker; nil without it.
 	Shadow *shadow.View
 
-	itl histogram
+	engineTime time.Duration // sum of the times that engines were there, if Options.Scaling is set
+	perEngine  int           // GPUs
+	itl        histogram
 }
 
 // SLO is what a request must meet. A bound of 0 holds for every request.
@@ -92,7 +95,8 @@ type Summary struct {
 	Throughput  float64   // tokens of answers in a second
 	PerGPU      float64   // tokens of answers in a second, for each GPU of the pool
 	RemoteShare float64   // of the requests that were not refused
-	GPUSeconds  float64   // GPUs of the pool, as long as the run took
+	GPUSeconds  float64   // GPUs of the pool, as long as the run took; of a pool that scales, as long as each engine had them
+	Reversals   int       // of a pool that scales: how often within ten minutes the size of a role changed its direction, at most
 	HitRate     float64   // share of the prompts' tokens that prefix caches had
 	KVBytes     float64   // that crossed the network
 	Preemptions int
@@ -105,6 +109,11 @@ type Summary struct {
 func (r *Result) Summary(slo SLO) Summary {
 	s := r.summary(slo, "", true)
 	s.KVBytes, s.GPUSeconds, s.ITL, s.Unfinished = r.KVBytes, float64(r.GPUs)*r.End.Seconds(), r.itl.quantiles(), r.Unfinished
+	if r.engineTime > 0 && r.End > 0 {
+		s.GPUSeconds = r.engineTime.Seconds() * float64(r.perEngine)
+		s.PerGPU = s.Throughput * r.End.Seconds() / s.GPUSeconds
+		s.Reversals = reversals(r.Sizes, 10*time.Minute)
+	}
 	return s
 }
 

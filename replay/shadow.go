@@ -24,11 +24,13 @@ func (p *picker) startShadow(c *config.Config) error {
 		return errors.Join(err, built.Close())
 	}
 	p.shadow, p.compared = built, shadow.New("shadow", &w.clock)
-	for _, one := range p.loads.current.Endpoints {
-		for _, observer := range append(config.Of[epp.EndpointObserver](built), keep) {
+	members := append(config.Of[epp.EndpointObserver](built), keep)
+	for _, one := range p.loads.Snapshot().Endpoints {
+		for _, observer := range members {
 			observer.EndpointJoined(one)
 		}
 	}
+	p.members = append(p.members, members...)
 	p.observers = append(append(p.observers, config.Of[epp.Observer](built)...), p.compared)
 	p.sched.SetShadow(&sched.Shadow{Pipeline: pipeline, Watcher: p.compared})
 	return nil

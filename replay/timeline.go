@@ -1,6 +1,9 @@
 package replay
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Sample is the load of all engines of one role at a moment.
 type Sample struct {
@@ -39,13 +42,17 @@ func (t *timeline) until(now time.Duration, nodes []*node) {
 	}
 }
 
-// sample reads all engines. Those of one role follow each other.
+// sample reads all engines, those that leave too.
 func sample(at time.Duration, nodes []*node) (all []Sample) {
 	for _, n := range nodes {
-		if len(all) == 0 || all[len(all)-1].Role != n.role {
-			all = append(all, Sample{At: at, Role: n.role})
+		if n.gone {
+			continue
 		}
-		s := &all[len(all)-1]
+		i := slices.IndexFunc(all, func(s Sample) bool { return s.Role == n.role })
+		if i < 0 {
+			i, all = len(all), append(all, Sample{At: at, Role: n.role})
+		}
+		s := &all[i]
 		waiting, _ := n.engine.Waiting()
 		s.Engines, s.Waiting, s.Running, s.KVUsage = s.Engines+1, s.Waiting+waiting, s.Running+n.engine.Running(), s.KVUsage+n.engine.Usage(at)
 	}

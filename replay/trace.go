@@ -67,7 +67,7 @@ func (o *Options) Check(t *Trace) error {
 	if t.BlockTokens%o.Engine.BlockTokens != 0 {
 		return fmt.Errorf("the trace names parts of %d tokens, which are not whole blocks of %d", t.BlockTokens, o.Engine.BlockTokens)
 	}
-	if err := cmp.Or(o.checkNetwork(), o.Engine.AdapterProblem()); err != nil {
+	if err := cmp.Or(o.checkNetwork(), o.Engine.AdapterProblem(), o.scaleProblem()); err != nil {
 		return err
 	}
 	for i := range t.Requests {

@@ -60,8 +60,14 @@ func (f *loadFlags) source(files []string, seed int, warnings io.Writer) (*sourc
 	if f.Arrivals != "" {
 		s.arrivals.Constant = f.Arrivals == "constant"
 	}
+	if f.weekly() {
+		s.name += ", a week"
+	}
 	return s, err
 }
+
+// weekly reports whether requests come in the pattern of a week.
+func (f *loadFlags) weekly() bool { return f.Arrivals == "week" }
 
 // maxClasses is the size of a file of classes at most.
 const maxClasses = 1 << 20
@@ -118,13 +124,18 @@ func (s *source) read(name string, warnings io.Writer) error {
 		return errors.New("a trace has arrivals of its own: --arrivals needs a --rate that replaces them")
 	case s.trace.Untimed && f.Rate == workload.Rates{} && len(f.Concurrency) == 0:
 		return fmt.Errorf("%s does not say when requests came: use --rate or --concurrency", name)
+	case f.weekly() && s.trace.HasSessions() && f.Sessions:
+		return errors.New("--arrivals=week draws requests at random, and keeps no --sessions")
 	case f.Sessions && !s.trace.HasSessions():
 		return fmt.Errorf("%s names no sessions: leave out --sessions", name)
 	}
 	if s.trace.Note != "" {
 		fmt.Fprintf(warnings, "warning: %s: %s\n", name, s.trace.Note)
 	}
-	s.trace.Sessions, s.name = s.flags.Sessions, filepath.Base(name)
+	s.trace.Sessions, s.trace.MaxInput, s.name = s.flags.Sessions, s.flags.MaxInput, filepath.Base(name)
+	if len(s.trace.Calls(nil, workload.Bound{Requests: 1, Span: math.MaxInt64})) == 0 {
+		return fmt.Errorf("%s has no prompt of at most %d tokens (--max-input-tokens)", name, s.flags.MaxInput)
+	}
 	return nil
 }
 
@@ -202,7 +213,10 @@ func (s *source) requests(speed float64, concurrency int) (*replay.Trace, error)
 	if s.trace != nil {
 		named = s.trace.Classes
 	}
-	if s.arrivals.Rates != (workload.Rates{}) && concurrency == 0 {
+	switch {
+	case s.flags.weekly():
+		workload.SpaceWeek(rand.New(rand.NewPCG(s.seed, 3)), calls, s.arrivals.Rates.First)
+	case s.arrivals.Rates != (workload.Rates{}) && concurrency == 0:
 		s.arrivals.Space(rand.New(rand.NewPCG(s.seed, 3)), calls)
 	}
 	workload.Hasten(calls, speed)
@@ -231,9 +245,32 @@ func (s *source) requests(speed float64, concurrency int) (*replay.Trace, error)
 	return t, nil
 }
 
+// ofWeek returns calls of a week with lengths of the trace, or of the shape, drawn at random: what prompts have in common is not kept, because
+// no trace is as long.
+func (s *source) ofWeek() []workload.Call {
+	n := s.flags.Requests
+	if n == 0 {
+		n = int(s.arrivals.Rates.First * workload.Week.Seconds())
+	}
+	random := rand.New(rand.NewPCG(s.seed, 0))
+	if s.trace == nil {
+		return s.shape.Calls(random, n)
+	}
+	all := s.trace.Calls(nil, workload.Bound{Requests: -1, Span: math.MaxInt64})
+	calls := make([]workload.Call, n)
+	for i := range calls {
+		drawn := &all[random.IntN(len(all))]
+		calls[i] = workload.Call{Input: drawn.Input, Output: drawn.Output, Class: drawn.Class}
+	}
+	return calls
+}
+
 // calls returns the calls at their own speed.
 func (s *source) calls() []workload.Call {
 	n := s.flags.Requests
+	if s.flags.weekly() {
+		return s.ofWeek()
+	}
 	if s.trace != nil {
 		if n == 0 {
 			n = -1 // all

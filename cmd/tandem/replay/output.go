@@ -63,6 +63,13 @@ func columns(runs []*run) []column {
 		{"preempted", func(r *run) string { return strconv.Itoa(r.summary.Preemptions) }},
 		{"GPU s", of("%.0f", func(s *replay.Summary) float64 { return s.GPUSeconds })},
 	}
+	if slices.ContainsFunc(runs, func(r *run) bool { return r.scaler != "" }) {
+		at := slices.IndexFunc(all, func(c column) bool { return c.name == "GPU s" })
+		all[at] = column{"GPU h", of("%.1f", func(s *replay.Summary) float64 { return s.GPUSeconds / 3600 })}
+		all = slices.Insert(all, at, column{"reversals", func(r *run) string { return strconv.Itoa(r.summary.Reversals) }})
+		all = slices.Insert(all, at, column{"met", of("%.2f%%", func(s *replay.Summary) float64 { return 100 * s.Met })})
+		all = slices.Insert(all, 0, column{"autoscaler", func(r *run) string { return cmp.Or(r.scaler, "–") }})
+	}
 	if slices.ContainsFunc(runs, func(r *run) bool { return r.replicas > 1 }) {
 		all = slices.Insert(all, 1, column{"replicas", func(r *run) string { return strconv.Itoa(r.replicas) }})
 	}
@@ -78,7 +85,7 @@ func columns(runs []*run) []column {
 		of   func(s *replay.Summary) int
 	}{{"evicted", func(s *replay.Summary) int { return s.Evicted }}, {"fell back", func(s *replay.Summary) int { return s.FellBack }}} {
 		if slices.ContainsFunc(runs, func(r *run) bool { return rare.of(&r.summary) > 0 }) {
-			at := slices.IndexFunc(all, func(c column) bool { return c.name == "GPU s" })
+			at := slices.IndexFunc(all, func(c column) bool { return c.name == "preempted" }) + 1
 			all = slices.Insert(all, at, column{rare.name, func(r *run) string { return strconv.Itoa(rare.of(&r.summary)) }})
 		}
 	}
@@ -195,6 +202,7 @@ func ms(v float64) string {
 
 // shown is a run in JSON.
 type shown struct {
+	Autoscaler  string           `json:"autoscaler,omitempty"`
 	Config      string           `json:"config"`
 	Threshold   *int             `json:"threshold,omitempty"` // if --threshold gave it one
 	Pool        string           `json:"pool,omitempty"`      // if there are several
@@ -228,6 +236,7 @@ type details struct {
 	Preemptions int               `json:"preemptions"`
 	Evicted     int               `json:"evicted,omitempty"`
 	FellBack    int               `json:"fell_back,omitempty"`
+	Scaled      *scaledDetails    `json:"scaled,omitempty"`
 	Classes     []classDetails    `json:"classes,omitempty"`
 	Picks       *picksDetails     `json:"picks,omitempty"` // of a capture
 	Measured    *measured         `json:"measured,omitempty"`
@@ -266,8 +275,8 @@ func writeJSON(w io.Writer, runs []*run, why *whys) error {
 			pool = r.pool.String()
 		}
 		s := &r.summary
-		all.Runs = append(all.Runs, shown{r.config, r.threshold, pool, several(r.replicas), r.requests.Concurrency, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
-			details{s.Refused, r.refusals, s.Unfinished, s.ITL, s.E2E, s.Queued, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, s.Evicted, s.FellBack, r.classDetails(), r.picksDetails(), r.measured()}})
+		all.Runs = append(all.Runs, shown{r.scaler, r.config, r.threshold, pool, several(r.replicas), r.requests.Concurrency, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
+			details{s.Refused, r.refusals, s.Unfinished, s.ITL, s.E2E, s.Queued, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, s.Evicted, s.FellBack, r.scaledDetails(), r.classDetails(), r.picksDetails(), r.measured()}})
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

@@ -38,6 +38,7 @@ type dimension struct {
 // dimensions returns the dimensions that have several values: those that a comparison is mostly about come first.
 func dimensions(runs []*run) (vary []dimension) {
 	for _, d := range []dimension{
+		{"autoscaler", func(r *run) string { return cmp.Or(r.scaler, "–") }, nil},
 		{"configuration", func(r *run) string { return r.config }, nil},
 		{"threshold", (*run).thresholdText, func(r *run) (float64, bool) {
 			if r.threshold == nil {
@@ -144,6 +145,7 @@ func (o *outputFlags) plots(runs []*run) *report.Plots {
 	p.About = append(p.About, fmt.Sprintf("%d requests", first.summary.Requests))
 	p.Notes = notes(runs)
 	p.Sections = append(p.Sections, sweeps(runs, vary)...)
+	p.Sections = append(p.Sections, sizes(runs, vary)...)
 	p.Sections = append(p.Sections, o.bars(runs), distributions(runs, vary), timelines(runs, vary))
 	t := report.MeasuredTable{Name: "Every run. Times in ms. " + o.goal()}
 	for _, c := range columns(runs) {
@@ -176,10 +178,10 @@ func notes(runs []*run) (all []string) {
 	return append(all, "Engines and links are models, which have not been compared with real ones yet: they compare configurations, and promise no latencies.")
 }
 
-// sweeps returns how results change with each dimension that was swept, but configurations, which have no order.
+// sweeps returns how results change with each dimension that was swept, but configurations and autoscalers, which have no order.
 func sweeps(runs []*run, vary []dimension) (all []report.PlotSection) {
 	for i, d := range vary {
-		if d.name == "configuration" {
+		if d.name == "configuration" || d.name == "autoscaler" {
 			continue
 		}
 		others := append(slices.Clone(vary[:i]), vary[i+1:]...)

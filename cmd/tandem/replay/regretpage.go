@@ -25,6 +25,8 @@ func (s *settings) checkRegret() error {
 	switch usual := defaults(); {
 	case !slices.Equal(s.Load.Speeds, usual.Load.Speeds) || len(s.Load.Concurrency) > 0:
 		return boot.Usagef("--regret looks for the rates itself: leave out --speed and --concurrency")
+	case s.Load.weekly() || len(s.Scaling.Autoscalers) > 0:
+		return boot.Usagef("--regret compares pools that stay as they are, at even rates: leave out --arrivals=week and --autoscaler")
 	case s.Load.Classes != "":
 		return boot.Usagef("--regret has one objective, that of --slo-ttft and --slo-tpot: leave out --classes")
 	}

@@ -75,6 +75,8 @@ type run struct {
 	threshold             *int // that the configuration got by --threshold; nil: its own
 	pool                  replay.Pool
 	replicas              int     // pickers
+	scaler                string  // autoscaler; "": the pool stays as it is
+	search                *search // of the sizes; nil: they are not looked for
 	load                  float64 // requests in a second; of a closed loop, only known when it is done
 	options               replay.Options
 	requests              *replay.Trace
@@ -87,6 +89,7 @@ type run struct {
 	refusals   map[pd.Reason]int
 	ttft, tpot []float64 // percentiles of the answered requests in ms, evenly from 0 to 100
 	timeline   []replay.Sample
+	sizes      []replay.Resize    // of a pool that scales
 	story      *replay.Story      // nil unless one is wanted
 	capture    *capture.Capture   // nil: the trace is none
 	picks      *replay.Repicked   // of the capture; nil: they were not made again
@@ -135,9 +138,12 @@ func (s *settings) under(runs []*run, from *source, requests *replay.Trace, pool
 			return nil, fmt.Errorf("reading the engine: %w", err)
 		}
 		for _, pool := range pools {
-			for _, c := range s.replicated(from, configs) {
-				r := &run{replicas: c.replicas, config: c.name, threshold: c.threshold, engine: m.name, trace: from.name, capture: from.capture(), times: from.measured(requests), pool: pool, load: load(requests), requests: requests,
+			for _, c := range s.scaled(s.replicated(from, configs)) {
+				r := &run{scaler: c.scaler, replicas: c.replicas, config: c.name, threshold: c.threshold, engine: m.name, trace: from.name, capture: from.capture(), times: from.measured(requests), pool: pool, load: load(requests), requests: requests,
 					options: s.options(m, pool, c.config)}
+				if err := s.Scaling.apply(r, s.slo()); err != nil {
+					return nil, fmt.Errorf("configuration %s: %w", c.name, err)
+				}
 				r.options.Explain, r.options.Ended, r.options.Replicas = s.Why.Explain, &r.ended, c.replicas
 				if err := r.options.Check(requests); err != nil {
 					return nil, fmt.Errorf("engine %s, pool %v: %w", m.name, pool, err)
@@ -152,10 +158,11 @@ func (s *settings) under(runs []*run, from *source, requests *replay.Trace, pool
 	return runs, nil
 }
 
-// replicated is a configuration of a number of pickers.
+// replicated is a configuration of a number of pickers, with the autoscaler of its pool.
 type replicated struct {
 	named
 	replicas int
+	scaler   string
 }
 
 // replicated returns each configuration with each number of pickers.
@@ -166,7 +173,7 @@ func (s *settings) replicated(from *source, configs []named) (all []replicated) 
 	}
 	for _, c := range configs {
 		for _, n := range numbers {
-			all = append(all, replicated{c, n})
+			all = append(all, replicated{named: c, replicas: n})
 		}
 	}
 	return all

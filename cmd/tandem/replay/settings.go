@@ -26,6 +26,7 @@ import (
 type settings struct {
 	Picker  pickerFlags  `group:"Picker"`
 	Pool    poolFlags    `group:"Pool"`
+	Scaling scalingFlags `group:"Scaling"`
 	Network networkFlags `group:"Network"`
 	Load    loadFlags    `group:"Load"`
 	Why     whyFlags     `group:"Why"`
@@ -80,7 +81,8 @@ type loadFlags struct {
 	Sessions    bool             `flag:"sessions" help:"have the turns of a session, where the trace names sessions, wait for the answer before, and then as long as in the trace"`
 	Shape       string           `flag:"shape" arg:"NAME" help:"synthetic load of a well-known kind instead of a trace, such as chat or b2b-saas; replay.md lists them"`
 	Rate        workload.Rates   `flag:"rate" arg:"NUMBER|FROM-TO" help:"sessions that begin in a second, instead of the arrivals of the trace or the shape; FROM-TO changes evenly. Default without either: 4"`
-	Arrivals    string           `flag:"arrivals" enum:"poisson,constant" help:"how they are spaced. Default: as the shape has them, or poisson"`
+	Arrivals    string           `flag:"arrivals" enum:"poisson,constant,week" help:"how they are spaced. week: --rate is the mean of a week with a daily pattern, a quiet weekend, bursts and a flash crowd; lengths of a trace are drawn at random, and nothing is shared. Default: as the shape has them, or poisson"`
+	MaxInput    int              `flag:"max-input-tokens" arg:"TOKENS" help:"leave out the requests of a trace with longer prompts; 0: none"`
 	Concurrency []int            `flag:"concurrency" arg:"NUMBER[,…]" help:"so many sessions run at a time, and when one ends the next begins. Several numbers are compared"`
 	Classes     string           `flag:"classes" arg:"FILE" help:"classes of requests (YAML): shares, priorities, fairness ids, LoRA adapters, objectives"`
 	Input       workload.Lengths `flag:"input-tokens" arg:"TOKENS" help:"without a trace and a shape: length of prompts, or a range of equally likely lengths: 256-1024. Default: 4096"`
@@ -127,6 +129,7 @@ func defaults() settings {
 	return settings{
 		Picker:  pickerFlags{Scrape: 200 * time.Millisecond, Events: 5 * time.Millisecond, Stale: 2 * time.Second, Seed: 1},
 		Pool:    poolFlags{Engines: []string{"llama-70b-h100-tp4"}, Overhead: 2 * time.Millisecond, Factor: 1},
+		Scaling: scalingFlags{Prefill: limits{1, 16}, Decode: limits{1, 16}, PrefillReady: 2 * time.Minute, DecodeReady: 2 * time.Minute, PrefillQueue: 1, DecodeQueue: 1, PrefillKV: 0.5, DecodeKV: 0.7, Share: 0.99},
 		Network: networkFlags{Bandwidth: 50, Latency: time.Millisecond, First: 30 * time.Second, Hop: time.Millisecond},
 		Load:    loadFlags{Speeds: []float64{1}},
 		Output:  outputFlags{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond},
@@ -168,6 +171,8 @@ func (s *settings) Validate(p *boot.Problems) {
 		p.Require(speed > 0, "speed", "must be positive")
 	}
 	p.Require(s.Load.Requests >= 0, "requests", "must not be negative")
+	p.Require(s.Load.MaxInput >= 0, "max-input-tokens", "must not be negative")
+	p.Require(!s.Load.weekly() || s.Load.Rate.First > 0 && s.Load.Rate.First == s.Load.Rate.Last, "arrivals", "week needs the mean of a week as --rate, such as --rate=1")
 	for _, n := range s.Load.Concurrency {
 		p.Require(n > 0, "concurrency", "must be positive")
 	}
@@ -177,6 +182,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Why.Explain >= 0, "explain", "must not be negative")
 	p.Require(s.Output.TTFT >= 0, "slo-ttft", "must not be negative")
 	p.Require(s.Output.TPOT >= 0, "slo-tpot", "must not be negative")
+	s.Scaling.validate(p)
 	s.Fit.validate(p)
 }
 

@@ -50,12 +50,12 @@ func perform(ctx context.Context, runs []*run, slo replay.SLO, keep bool, to io.
 }
 
 func (r *run) perform(ctx context.Context, slo replay.SLO, keep bool) error {
-	result, err := replay.Run(ctx, r.options, r.requests)
+	result, err := r.replayed(ctx)
 	if err != nil {
 		return err
 	}
 	r.summary, r.classes, r.timeline, r.story, r.done = result.Summary(slo), result.ByClass(slo), result.Timeline, result.Story, true
-	r.refusals = result.Refusals()
+	r.refusals, r.sizes = result.Refusals(), result.Sizes
 	if r.requests.Closed() {
 		r.load = result.Load()
 	}
@@ -73,6 +73,14 @@ func (r *run) perform(ctx context.Context, slo replay.SLO, keep bool) error {
 		r.result = result
 	}
 	return nil
+}
+
+// replayed replays the requests: once, or while a search has other sizes to try.
+func (r *run) replayed(ctx context.Context) (*replay.Result, error) {
+	if r.search != nil {
+		return r.search.perform(ctx, r)
+	}
+	return replay.Run(ctx, r.options, r.requests)
 }
 
 // percentiles returns the least value, and 200 percentiles in steps of half a percent, in ms; nil without values. It sorts all.
@@ -172,6 +180,9 @@ func (p *progress) end() {
 // name describes a run in a line of progress.
 func (r *run) name() string {
 	parts := []string{r.config, r.pool.String(), r.engine}
+	if r.scaler != "" {
+		parts = append([]string{r.scaler}, parts...)
+	}
 	if r.threshold != nil {
 		parts = slices.Insert(parts, 1, fmt.Sprintf("threshold %d", *r.threshold))
 	}

@@ -1,0 +1,83 @@
+package workload
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// Week is how long the pattern of SpaceWeek is.
+const Week = 7 * 24 * time.Hour
+
+// What a week is like, as multiples of the mean rate of a working day.
+const (
+	daily        = 0.65            // how far the busiest and the quietest hour are from the mean
+	busiest      = 15.0            // hour of the day
+	weekend      = 0.55            // the sixth and the seventh day
+	burstsADay   = 5.0             // on average, at random moments
+	burstMost    = 0.8             // a burst has up to so much more than the rate of its time
+	burstLeast   = 3 * time.Minute // it lasts from so long
+	burstLongest = 20 * time.Minute
+	flash        = 5.0 // times the usual rate: once a week, on the fourth day
+	flashRise    = 3 * time.Minute
+	flashLast    = 20 * time.Minute
+	flashFall    = 10 * time.Minute
+	minute       = 60.0 // seconds in which the rate is taken to be even
+)
+
+// FlashAt is when the flash crowd of a week begins.
+const FlashAt = 3*24*time.Hour + 11*time.Hour
+
+// SpaceWeek sets when calls are due: as many in a second as rate, over whole weeks, with a daily pattern, a quiet weekend, bursts, and once a
+// week a flash crowd that is five times the usual load. The number of calls says how many weeks, or what part of one, they fill. In each
+// minute they are a Poisson process. Only first turns are counted, as in Arrivals.
+func SpaceWeek(r *rand.Rand, calls []Call, rate float64) {
+	due := 0.0
+	for from := 0; from < len(calls); {
+		shape, sum := week(r), 0.0
+		for _, v := range shape {
+			sum += v
+		}
+		each := rate * float64(len(shape)) / sum // calls in a second where shape is 1
+		expected := r.ExpFloat64()
+		for _, v := range shape {
+			many := v * each * minute
+			for ; expected < many && from < len(calls); from++ {
+				if calls[from].After == 0 {
+					calls[from].Due = time.Duration((due + minute*expected/many) * float64(time.Second))
+					expected += r.ExpFloat64()
+				}
+			}
+			expected -= many
+			due += minute
+		}
+	}
+}
+
+// week returns the rate of each minute of a week.
+func week(r *rand.Rand) []float64 {
+	shape := make([]float64, int(Week.Minutes()))
+	for i := range shape {
+		hour := float64(i) / 60
+		shape[i] = 1 + daily*math.Cos(2*math.Pi*(hour-busiest)/24)
+		if i/(24*60) >= 5 {
+			shape[i] *= weekend
+		}
+	}
+	usual := slices.Clone(shape)
+	for range int(burstsADay * 7) {
+		from, lasts := r.IntN(len(shape)), int((burstLeast + time.Duration(r.Float64()*float64(burstLongest-burstLeast))).Minutes())
+		high := burstMost * r.Float64()
+		for i := from; i < min(len(shape), from+lasts); i++ {
+			shape[i] += high * usual[i]
+		}
+	}
+	begin := int(FlashAt.Minutes())
+	for i := range int((flashRise + flashLast + flashFall).Minutes()) {
+		at := time.Duration(i) * time.Minute
+		share := min(1, float64(at+time.Minute)/float64(flashRise), float64(flashRise+flashLast+flashFall-at)/float64(flashFall))
+		shape[begin+i] += (flash - 1) * share * usual[begin+i]
+	}
+	return shape
+}

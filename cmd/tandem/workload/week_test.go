@@ -1,0 +1,93 @@
+package workload
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// hours returns how many calls are due in each hour.
+func hours(calls []Call) (n []int) {
+	for i := range calls {
+		for h := int(calls[i].Due.Hours()); len(n) <= h; {
+			n = append(n, 0)
+		}
+		n[int(calls[i].Due.Hours())]++
+	}
+	return n
+}
+
+// TestSpaceWeek: a week has the mean rate, a daily pattern, a quiet weekend and a flash crowd, and the next week too.
+func TestSpaceWeek(t *testing.T) {
+	const rate = 0.5
+	calls := make([]Call, int(rate*2*Week.Seconds()))
+	SpaceWeek(rand.New(rand.NewPCG(1, 1)), calls, rate)
+	for i := 1; i < len(calls); i++ {
+		if calls[i].Due < calls[i-1].Due {
+			t.Fatalf("call %d is due before the one before it", i)
+		}
+	}
+	if last := calls[len(calls)-1].Due; last < 2*Week-3*time.Hour || last > 2*Week+3*time.Hour {
+		t.Errorf("two weeks of calls last %v", last)
+	}
+	n := hours(calls)
+	days, night := 0, 0
+	weekdays, weekends := 0, 0
+	for h, calls := range n[:7*24] {
+		switch h % 24 {
+		case 14, 15:
+			days += calls
+		case 2, 3:
+			night += calls
+		}
+		if h/24 < 5 {
+			weekdays += calls
+		} else {
+			weekends += calls
+		}
+	}
+	if ratio := float64(days) / float64(night); ratio < 3 || ratio > 8 {
+		t.Errorf("the afternoon has %.1f times the calls of the night", ratio)
+	}
+	if ratio := float64(weekends) / 2 / (float64(weekdays) / 5); ratio < 0.4 || ratio > 0.65 {
+		t.Errorf("a day of the weekend has %.2f times the calls of a working day", ratio)
+	}
+	for week := range 2 {
+		crowd, usual := 0, 0
+		for i := range calls {
+			switch at := calls[i].Due - time.Duration(week)*Week - FlashAt - flashRise; {
+			case at >= 0 && at < flashLast:
+				crowd++
+			case at >= -time.Hour && at < -time.Hour+flashLast:
+				usual++
+			}
+		}
+		if ratio := float64(crowd) / float64(usual); ratio < 3.5 || ratio > 7 {
+			t.Errorf("week %d: the flash crowd is %.1f times the load of the hour before, want about 5", week+1, ratio)
+		}
+	}
+}
+
+// TestWeeksAreReproducible: the same seed gives the same week, another one another.
+func TestWeeksAreReproducible(t *testing.T) {
+	spaced := func(seed uint64) []Call {
+		calls := make([]Call, 1000)
+		SpaceWeek(rand.New(rand.NewPCG(seed, 1)), calls, 0.1)
+		return calls
+	}
+	if a, b := spaced(1), spaced(1); a[999].Due != b[999].Due {
+		t.Errorf("%v and %v of the same seed", a[999].Due, b[999].Due)
+	}
+	if a, b := spaced(1), spaced(2); a[999].Due == b[999].Due {
+		t.Error("two seeds give the same week")
+	}
+}
+
+// TestLaterTurnsAreNotSpaced: later turns wait for the answer before them.
+func TestLaterTurnsAreNotSpaced(t *testing.T) {
+	calls := []Call{{}, {After: 1}, {}}
+	SpaceWeek(rand.New(rand.NewPCG(1, 1)), calls, 0.01)
+	if calls[0].Due == 0 || calls[1].Due != 0 || calls[2].Due <= calls[0].Due {
+		t.Errorf("%+v", calls)
+	}
+}
