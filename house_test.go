@@ -136,6 +136,8 @@ var importRules = []importRule{
 	{"epp/kvfeed", []string{"epp", "epp/kvevents", "epp/kvhash", "epp/kvindex", "epp/prefix", "pd…", "transfer…"}, anything},
 	{"epp/config", []string{"epp", "epp/flow", "pd…", "transfer"}, anything},
 	{"epp/scale", []string{"epp", "epp/latency", "pd…"}, anything},
+	{"epp/scale/external", []string{"epp/scale"}, nil},
+	{"epp/scale/keda", []string{"epp/scale"}, nil},
 	{"epp/shadow", []string{"epp", "epp/latency", "epp/sched", "pd…"}, anything},
 	{"epp/replica", []string{"epp"}, anything},
 	{"epp/setup", []string{"epp", "epp/config", "epp/flow", "epp/sched", "pd…"}, anything},

@@ -25,6 +25,7 @@ type settings struct {
 	Picking   picking   `group:"Picking"`
 	Metrics   scrapes   `group:"Engine metrics"`
 	Share     share     `group:"Other replicas of the picker"`
+	Scaling   scaling   `group:"Autoscalers"`
 	Tell      tell      `group:"What is told about requests"`
 	Log       boot.Log  `group:"Log"`
 	Foreign   foreign   `group:"Known from llm-d"`
@@ -150,6 +151,7 @@ func (c *settings) Validate(p *boot.Problems) {
 	c.validateShadow(p)
 	c.Listen.validateTLS(p)
 	c.Share.validate(p)
+	c.Scaling.validate(p)
 }
 
 func (l listen) validateTLS(p *boot.Problems) {

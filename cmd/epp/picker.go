@@ -42,6 +42,8 @@ type picker struct {
 	rules     *rules
 	requests  requests
 	exchange  *replica.Exchange // nil: loads are not exchanged with other replicas
+	sizes     *sizes
+	namespace string            // of the pool; "": the endpoints are no pods
 	capture   *capture.Recorder // nil: nothing is captured
 	hashes    *read.Secret      // of prompts; nil: one of the process
 	current   atomic.Pointer[use]
@@ -81,9 +83,11 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	}
 	p.sched = sched.New(snapshots, epp.SystemClock)
 	p.queue = newQueue(p.pool, name, registry)
-	if p.exchange, err = cfg.Share.exchange(p.pool, log); err != nil {
+	p.sizes = newSizes(p.pool)
+	if p.exchange, err = cfg.Share.exchange(p.pool, p.sizes.tell, log); err != nil {
 		return nil, err
 	}
+	p.sizes.exchange = p.exchange
 	if p.exchange != nil {
 		registry.MustRegister(p.exchange)
 	}
@@ -115,6 +119,7 @@ func (p *picker) findPool(env func(string) (string, bool), registry *prometheus.
 			return boot.Configf("%w", err)
 		}
 		options.Log, options.Metrics = p.log, registry
+		p.namespace = options.Namespace
 		if p.watch, err = kube.New(options); err != nil {
 			return boot.Configf("%w", err)
 		}
@@ -245,6 +250,7 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 		p.exchange.SetInterval(b.SyncInterval)
 	}
 	p.lifecycle.use(b)
+	p.sizes.use(b)
 	p.current.Store(&use{c, b})
 	if err := p.keep.Settle(); err != nil {
 		p.log.Error("what an earlier configuration used could not be closed", "error", err)

@@ -32,12 +32,12 @@ func (s *share) validate(p *boot.Problems) {
 	}
 }
 
-// exchange returns what exchanges loads with other replicas; nil: nothing does.
-func (s *share) exchange(pool replica.Pool, log *slog.Logger) (*replica.Exchange, error) {
+// exchange returns what exchanges loads and sizes with other replicas; nil: nothing does. resized is called when sizes of others may have changed.
+func (s *share) exchange(pool replica.Pool, resized func(), log *slog.Logger) (*replica.Exchange, error) {
 	if len(s.With) == 0 && s.Address == "" {
 		return nil, nil
 	}
-	o := replica.Options{Pool: pool, With: s.With, Log: log}
+	o := replica.Options{Pool: pool, With: s.With, Log: log, Resized: resized}
 	if s.CertDir != "" {
 		var err error
 		if o.TLS, err = boot.ClientTLS(boot.PeerTLS{CAFile: s.CA, CertDir: s.CertDir}, log); err != nil {

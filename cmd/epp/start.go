@@ -75,6 +75,9 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		}
 		p.operations = append(p.operations, share)
 	}
+	if err := p.makeScalers(); err != nil {
+		return err
+	}
 	return p.serve(ctx, std)
 }
 
@@ -100,28 +103,36 @@ func (c *settings) followSecret(log *slog.Logger) (func() string, error) {
 }
 
 // ports are the listeners of a picker.
-type ports struct{ extproc, health, metrics, admin, share net.Listener }
+type ports struct {
+	extproc, health, metrics, admin net.Listener
+	share, scaler, external         net.Listener // nil: not served
+}
 
-func (c *settings) open(ctx context.Context) (ports, error) {
+func (c *settings) open(ctx context.Context) (p ports, err error) {
 	l := c.Listen
-	all := []boot.Port{
-		{Flag: "grpc-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.GRPC))},
-		{Flag: "grpc-health-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Health))},
-		{Flag: "metrics-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics))},
-		{Flag: "admin-address", Addr: l.Admin},
-	}
-	if c.Share.Address != "" {
-		all = append(all, boot.Port{Flag: "share-address", Addr: c.Share.Address})
+	var all []boot.Port
+	var to []*net.Listener
+	for _, one := range []struct {
+		flag, address string // "": not served
+		listener      *net.Listener
+	}{
+		{"grpc-port", net.JoinHostPort(l.Host, strconv.Itoa(l.GRPC)), &p.extproc},
+		{"grpc-health-port", net.JoinHostPort(l.Host, strconv.Itoa(l.Health)), &p.health},
+		{"metrics-port", net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics)), &p.metrics},
+		{"admin-address", l.Admin, &p.admin},
+		{"share-address", c.Share.Address, &p.share},
+		{"scaler-address", c.Scaling.Address, &p.scaler},
+		{"external-metrics-address", c.Scaling.External, &p.external},
+	} {
+		if one.address != "" {
+			all, to = append(all, boot.Port{Flag: one.flag, Addr: one.address}), append(to, one.listener)
+		}
 	}
 	open, err := boot.ListenAll(ctx, all...)
-	if err != nil {
-		return ports{}, err
+	for i := range open {
+		*to[i] = open[i]
 	}
-	p := ports{extproc: open[0], health: open[1], metrics: open[2], admin: open[3]}
-	if c.Share.Address != "" {
-		p.share = open[4]
-	}
-	return p, nil
+	return p, err
 }
 
 // Service names of the endpoint picker protocol's health check. chartService is what llm-d's charts ask for.
@@ -191,6 +202,7 @@ type process struct {
 	health     *health.Server
 	extproc    *grpc.Server
 	probes     *grpc.Server
+	scaler     *grpc.Server // nil: KEDA is not answered
 	operations []boot.Service
 	traffic    *traffic
 	drained    chan struct{} // closed when the ext-proc port begins to close
@@ -248,9 +260,10 @@ func (p *process) serve(ctx context.Context, std boot.IO) error {
 	defer fail()
 	serving, endServing := context.WithCancel(operations)
 	defer endServing()
-	var errs [6]error
+	var errs [7]error
 	var running sync.WaitGroup
 	for i, one := range []func() error{
+		func() error { return p.serveScaler() },
 		func() error { return boot.Serve(operations, p.log, p.operations...) },
 		func() error { return p.picker.run(operations) },
 		func() error { return p.eds.Run(serving) },
@@ -259,13 +272,16 @@ func (p *process) serve(ctx context.Context, std boot.IO) error {
 	} {
 		running.Go(func() { defer fail(); errs[i] = one() })
 	}
-	if errs[5] = p.announce(ctx, std); errs[5] != nil {
+	if errs[6] = p.announce(ctx, std); errs[6] != nil {
 		fail()
 	}
 	<-ctx.Done()
 	p.drain(endServing)
 	endOperations()
 	p.probes.Stop()
+	if p.scaler != nil {
+		p.scaler.Stop()
+	}
 	running.Wait()
 	return errors.Join(errs[:]...)
 }
@@ -305,8 +321,10 @@ func (p *process) announce(ctx context.Context, std boot.IO) error {
 	p.log.Info("ready")
 	addresses := boot.Addresses{"extproc": p.ports.extproc.Addr(), "health": p.ports.health.Addr(),
 		"metrics": p.ports.metrics.Addr(), "admin": p.ports.admin.Addr()}
-	if p.ports.share != nil {
-		addresses["share"] = p.ports.share.Addr()
+	for name, l := range map[string]net.Listener{"share": p.ports.share, "scaler": p.ports.scaler, "external-metrics": p.ports.external} {
+		if l != nil {
+			addresses[name] = l.Addr()
+		}
 	}
 	return boot.Ready(std.Stdout, "epp", addresses)
 }

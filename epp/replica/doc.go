@@ -9,6 +9,9 @@
 // the replicas resolve to. What a replica has told of counts until it tells otherwise, closes the connection or is silent for three
 // seconds. So the requests of a replica that dies stop counting, and one that comes back is counted from its first line on.
 //
+// Lines also tell how many replicas of engines a picker wants (SetSizes), so that all of them tell autoscalers the same: the largest number
+// that any of them wants (Largest).
+//
 // Streams were chosen over gossip because replicas are few, every one needs all loads of all others, and milliseconds of age matter:
 // n replicas hold n·(n-1) connections, and nothing is told twice.
 //

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -23,6 +24,9 @@ const (
 	// maxLine bounds a line (bytes), and maxTold the endpoints that a replica may tell of.
 	maxLine = 4 << 20
 	maxTold = 1 << 16
+	// maxSizes bounds the wishes of a replica for replicas of engines, and maxSize each of them.
+	maxSizes = 1 << 10
+	maxSize  = 1 << 16
 )
 
 // Pool is where the endpoints are found.
@@ -35,6 +39,8 @@ type Options struct {
 	// TLS returns how a connection is made; nil: without TLS. A certificate must be for the host of With, unless ServerName is set.
 	TLS func() *tls.Config
 	Log *slog.Logger
+	// Resized is called when the sizes that others tell may have changed; nil: nothing is. It must not call the exchange.
+	Resized func()
 }
 
 // Exchange tells other replicas of the load in flight of this one, and counts theirs.
@@ -48,7 +54,9 @@ type Exchange struct {
 	replicas map[string]*remote // by id
 	members  []*epp.Endpoint    // the endpoints that named is of
 	named    map[string]*epp.Endpoint
-	lost     uint64 // connections that ended by themselves
+	lost     uint64         // connections that ended by themselves
+	sizes    map[string]int // that this picker tells; replaced, never changed
+	resized  uint64         // how often sizes was replaced
 }
 
 // remote is a replica that tells of its load.
@@ -56,6 +64,7 @@ type remote struct {
 	id, address string
 	told        map[string]epp.InFlight // by the endpoint's namespace and name
 	charged     map[string]charge       // what of it counts
+	sizes       map[string]int          // replicas that it wants, by what has them
 	heard       time.Time
 }
 
@@ -77,6 +86,26 @@ func (x *Exchange) SetInterval(d time.Duration) {
 	if x.interval = d; d <= 0 {
 		x.interval = DefaultInterval
 	}
+}
+
+// SetSizes has other replicas told how many replicas of engines this picker wants, by what has them. Wishes of up to maxSizes are read.
+func (x *Exchange) SetSizes(sizes map[string]int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !maps.Equal(x.sizes, sizes) {
+		x.sizes = maps.Clone(sizes)
+		x.resized++
+	}
+}
+
+// Largest returns the larger of n and of what other replicas want of the same.
+func (x *Exchange) Largest(of string, n int) int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, r := range x.replicas {
+		n = max(n, r.sizes[of])
+	}
+	return n
 }
 
 func (x *Exchange) every() time.Duration {
@@ -117,15 +146,29 @@ func (x *Exchange) leave(r *remote, lost bool) {
 	if lost {
 		x.lost++
 	}
+	if len(r.sizes) > 0 {
+		x.tellResized()
+	}
+}
+
+// tellResized says that sizes of others have changed.
+func (x *Exchange) tellResized() {
+	if x.o.Resized != nil {
+		x.o.Resized()
+	}
 }
 
 // hear counts what a replica tells.
-func (x *Exchange) hear(r *remote, loads map[string]epp.InFlight) error {
+func (x *Exchange) hear(r *remote, told *news) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	r.heard = time.Now()
+	if told.sizes != nil {
+		r.sizes = told.sizes
+		x.tellResized()
+	}
 	x.look()
-	for name, load := range loads {
+	for name, load := range told.loads {
 		if load == (epp.InFlight{}) {
 			delete(r.told, name)
 		} else {

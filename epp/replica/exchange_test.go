@@ -43,6 +43,8 @@ type picker struct {
 	server *httptest.Server
 	log    lockedBuffer
 	end    func()
+	// resizes is how often other sizes were told.
+	resizes atomic.Int64
 }
 
 type lockedBuffer struct {
@@ -68,7 +70,8 @@ func start(t *testing.T, with ...string) *picker {
 	p := &picker{a: endpoint("a"), b: endpoint("b")}
 	p.pool.set(p.a, p.b)
 	p.server = httptest.NewUnstartedServer(nil)
-	p.Exchange = New(Options{Pool: &p.pool, With: append(with, p.server.Listener.Addr().String()), Log: slog.New(slog.NewTextHandler(&p.log, nil))})
+	p.Exchange = New(Options{Pool: &p.pool, With: append(with, p.server.Listener.Addr().String()), Log: slog.New(slog.NewTextHandler(&p.log, nil)),
+		Resized: func() { p.resizes.Add(1) }})
 	p.server.Config.Handler = p.Handler()
 	p.server.Start()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -196,6 +199,8 @@ func TestStrangers(t *testing.T) {
 		{"no JSON", "{\"picker\":\"x\"}\n{\"loads\":{\"default/a\":[1,1]}}\nnonsense\n", "cannot be read"},
 		{"negative", "{\"picker\":\"x\"}\n{\"loads\":{\"default/a\":[-1,1]}}\n", "-1 requests"},
 		{"overflow", "{\"picker\":\"x\"}\n{\"loads\":{\"default/a\":[1,99999999999999]}}\n", "tokens in flight"},
+		{"a huge size", "{\"picker\":\"x\"}\n{\"sizes\":{\"decode\":99999999}}\n", "99999999 replicas"},
+		{"a negative size", "{\"picker\":\"x\"}\n{\"sizes\":{\"decode\":-1}}\n", "-1 replicas"},
 		{"a long line", "{\"picker\":\"x\"}\n" + strings.Repeat(" ", maxLine+1) + "\n", "too long"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -268,5 +273,35 @@ func BenchmarkChanges(b *testing.B) {
 				x.changes(&l)
 			}
 		})
+	}
+}
+
+// Replicas agree on the largest size that any of them wants, and on the next one when the largest falls or its replica ends.
+func TestReplicasAgreeOnSizes(t *testing.T) {
+	first := start(t)
+	second := start(t, first.address())
+	third := start(t, first.address(), second.address())
+	first.SetSizes(map[string]int{"decode": 5, "prefill": 1})
+	second.SetSizes(map[string]int{"decode": 3})
+	agree := func(want int) {
+		t.Helper()
+		until(t, fmt.Sprintf("%d decode replicas to be the largest size", want), func() bool { return third.Largest("decode", 2) == want })
+	}
+	agree(5)
+	if n := third.Largest("prefill", 0); n != 1 {
+		t.Errorf("%d prefill replicas, want 1", n)
+	}
+	if n := third.Largest("decode", 9); n != 9 {
+		t.Errorf("%d decode replicas, want the 9 of this picker", n)
+	}
+	first.SetSizes(map[string]int{"decode": 4, "prefill": 0})
+	agree(4)
+	reserve(first.a, 10) // loads are told as before
+	mustCount(t, third.a, epp.InFlight{}, epp.InFlight{Requests: 1, Tokens: 10})
+	resized := third.resizes.Load()
+	first.end()
+	agree(3)
+	if third.resizes.Load() == resized {
+		t.Error("that a replica with sizes has ended is not told")
 	}
 }

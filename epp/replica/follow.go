@@ -171,11 +171,11 @@ func (x *Exchange) listen(ctx context.Context, transport *http.Transport, addres
 	defer func() { x.leave(r, ctx.Err() == nil || context.Cause(ctx) != context.Canceled) }()
 	for lines.Scan() {
 		limit.Reset(silence)
-		loads, err := read(lines.Bytes())
+		told, err := read(lines.Bytes())
 		if err != nil {
 			return err
 		}
-		if err := x.hear(r, loads); err != nil {
+		if err := x.hear(r, told); err != nil {
 			return err
 		}
 	}
@@ -204,10 +204,17 @@ const (
 	maxTokens   = 1 << 32
 )
 
-// read reads a line: the endpoints whose load has changed.
-func read(text []byte) (map[string]epp.InFlight, error) {
+// news is what a line tells.
+type news struct {
+	loads map[string]epp.InFlight // of the endpoints whose load has changed
+	sizes map[string]int          // all sizes; nil: they have not changed
+}
+
+// read reads a line.
+func read(text []byte) (*news, error) {
 	var l struct {
 		Loads map[string][2]int `json:"loads"`
+		Sizes map[string]int    `json:"sizes"`
 	}
 	if err := json.Unmarshal(text, &l); err != nil {
 		return nil, fmt.Errorf("a line cannot be read: %w", err)
@@ -219,5 +226,13 @@ func read(text []byte) (map[string]epp.InFlight, error) {
 		}
 		loads[name] = epp.InFlight{Requests: n[0], Tokens: n[1]}
 	}
-	return loads, nil
+	if len(l.Sizes) > maxSizes {
+		return nil, fmt.Errorf("it wants replicas of %d deployments", len(l.Sizes))
+	}
+	for name, n := range l.Sizes {
+		if n < 0 || n > maxSize {
+			return nil, fmt.Errorf("it wants %d replicas of %q", n, name)
+		}
+	}
+	return &news{loads, l.Sizes}, nil
 }

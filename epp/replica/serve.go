@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -75,6 +76,8 @@ type line struct {
 	text []byte
 	of   []*epp.Endpoint // the endpoints, as they were
 	last []entry         // of the endpoint at the same index
+	// resized is that of the exchange when the sizes were told.
+	resized uint64
 }
 
 type entry struct {
@@ -97,10 +100,17 @@ func (x *Exchange) changes(l *line) bool {
 			l.add(at.name, load)
 		}
 	}
-	if len(l.text) == empty {
+	resized := x.resized != l.resized
+	if len(l.text) == empty && !resized {
 		return false
 	}
-	l.text = append(l.text[:len(l.text)-1], "}}\n"...)
+	l.text = append(bytes.TrimSuffix(l.text, []byte(",")), '}')
+	if resized {
+		sizes, _ := json.Marshal(x.sizes) // strings and numbers cannot fail
+		l.text = append(append(l.text, `,"sizes":`...), sizes...)
+		l.resized = x.resized
+	}
+	l.text = append(l.text, "}\n"...)
 	return true
 }
 

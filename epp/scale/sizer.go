@@ -68,12 +68,20 @@ type Sizer struct {
 	own       sync.Mutex // guards what follows
 	endpoints map[*epp.Endpoint]bool
 	timer     epp.Timer // nil: no endpoint has joined yet
+	notify    func()    // nil: nothing is told
 	closed    bool
 }
 
 // New makes a sizer. The caller closes it.
 func New(c Config, s *State, m *latency.Model, clock epp.Clock) *Sizer {
 	return &Sizer{State: s, config: c, model: m, clock: clock, endpoints: map[*epp.Endpoint]bool{}}
+}
+
+// Notify has changed called whenever sizes were computed.
+func (s *Sizer) Notify(changed func()) {
+	s.own.Lock()
+	defer s.own.Unlock()
+	s.notify = changed
 }
 
 // Close ends the computation of sizes.
@@ -135,11 +143,20 @@ func (s *Sizer) Observe(o *epp.Outcome) {
 // tick computes the sizes, and has itself called again.
 func (s *Sizer) tick() {
 	s.compute(s.clock.Now())
+	if notify := s.again(); notify != nil {
+		notify()
+	}
+}
+
+// again sets the timer of the next interval, and returns what is to be called now.
+func (s *Sizer) again() (notify func()) {
 	s.own.Lock()
 	defer s.own.Unlock()
-	if !s.closed {
-		s.timer = s.clock.AfterFunc(Interval, s.tick)
+	if s.closed {
+		return nil
 	}
+	s.timer = s.clock.AfterFunc(Interval, s.tick)
+	return s.notify
 }
 
 // members are the endpoints of one role.
