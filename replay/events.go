@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/tandem-serving/tandem/epp/kvfeed"
+	"github.com/tandem-serving/tandem/replay/engine"
 )
 
 // listener is a plugin that goes by what engines tell about their KV caches.
@@ -20,40 +21,47 @@ type events struct {
 	number uint64 // of the next message
 }
 
-// Stored implements engine.CacheListener.
-func (n *node) Stored(id, before uint64, first bool) {
+// CacheChanged implements engine.CacheListener.
+func (n *node) CacheChanged(c engine.CacheChange) {
 	if !n.tells() {
 		return
 	}
-	e := &n.events
-	b := append(e.batch, 0x85) // a map of 5
-	b = appendText(appendText(b, "type"), "BlockStored")
-	b = appendName(append(appendText(b, "block_hashes"), 0x91), id) // an array of 1
-	b = appendText(b, "parent_block_hash")
-	if first {
-		b = append(b, 0xc0) // nil
-	} else {
-		b = appendName(b, before)
+	medium, kind, members := "GPU", "BlockStored", byte(3)
+	if c.Host {
+		medium = "CPU"
 	}
-	each := n.world.trace.BlockTokens
-	b = binary.BigEndian.AppendUint32(append(appendText(b, "token_ids"), 0xdd), uint32(each))
-	n.world.tokens = appendPart(n.world.tokens[:0], id, each)
-	for _, token := range n.world.tokens {
-		b = binary.BigEndian.AppendUint32(append(b, 0xce), token)
+	switch {
+	case c.Removed:
+		kind = "BlockRemoved"
+	case !c.Host: // of what is offloaded, vLLM tells the names alone
+		members = 6
 	}
-	e.batch = binary.BigEndian.AppendUint32(append(appendText(b, "block_size"), 0xce), uint32(each))
+	b := append(n.events.batch, 0x80|members) // a map
+	b = appendText(appendText(b, "type"), kind)
+	b = appendText(appendText(b, "medium"), medium)
+	b = appendName(append(appendText(b, "block_hashes"), 0x91), c.ID) // an array of 1
+	if members > 3 {
+		b = n.described(b, c)
+	}
+	n.events.batch = b
 	n.tell()
 }
 
-// Removed implements engine.CacheListener.
-func (n *node) Removed(id uint64) {
-	if !n.tells() {
-		return
+// described appends what is told of a part of prompts that enters the prefix cache.
+func (n *node) described(b []byte, c engine.CacheChange) []byte {
+	b = appendText(b, "parent_block_hash")
+	if c.First {
+		b = append(b, 0xc0) // nil
+	} else {
+		b = appendName(b, c.Before)
 	}
-	b := append(n.events.batch, 0x82) // a map of 2
-	b = appendText(appendText(b, "type"), "BlockRemoved")
-	n.events.batch = appendName(append(appendText(b, "block_hashes"), 0x91), id)
-	n.tell()
+	each := n.world.trace.BlockTokens
+	b = binary.BigEndian.AppendUint32(append(appendText(b, "token_ids"), 0xdd), uint32(each))
+	n.world.tokens = appendPart(n.world.tokens[:0], c.ID, each)
+	for _, token := range n.world.tokens {
+		b = binary.BigEndian.AppendUint32(append(b, 0xce), token)
+	}
+	return binary.BigEndian.AppendUint32(append(appendText(b, "block_size"), 0xce), uint32(each))
 }
 
 // tells reports whether a picker listens.

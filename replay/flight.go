@@ -288,7 +288,9 @@ func (n *node) Done(now time.Duration, r *engine.Request) {
 	f, w := r.Of.(*flight), n.world
 	f.of.Preempted += r.Preempted
 	f.of.Waited += r.Waited
-	f.of.Cached = max(f.of.Cached, r.Cached)
+	if r.Cached > f.of.Cached {
+		f.of.Cached, f.of.Loaded = r.Cached, r.Loaded
+	}
 	switch {
 	case r == f.held:
 		f.computed, f.done = true, now

@@ -492,6 +492,38 @@ func TestKVEvents(t *testing.T) {
 	}
 }
 
+// TestTiers: with memory of the host behind caches that are too small, the index predicts what engines find in either, requests go where it is,
+// and a picker that estimates finds less.
+func TestTiers(t *testing.T) {
+	trace, o := conversation(t), options(t, 0, "6B")
+	o.Config, o.Events, o.Engine.KVTokens = preciseConfig(t, false), 5*time.Millisecond, 200_000
+	without := replayed(t, o, trace).Summary(SLO{})
+	o.Engine.HostTokens, o.Engine.HostLoad = 2_000_000, 5*time.Microsecond
+	var feeds []*kvfeed.Feed
+	o.listening = func(f *kvfeed.Feed) { feeds = append(feeds, f) }
+	r := replayed(t, o, trace)
+	with := r.Summary(SLO{})
+	if with.LoadRate == 0 || with.HitRate < 1.2*without.HitRate {
+		t.Errorf("hit rate %.3f with %.3f of the host, %.3f without it", with.HitRate, with.LoadRate, without.HitRate)
+	}
+	predicted, reported := feeds[0].Predicted()
+	if difference := math.Abs(float64(predicted - reported)); reported == 0 || difference > 0.05*float64(reported) {
+		t.Errorf("%d cached tokens were predicted, and engines found %d", predicted, reported)
+	}
+	for _, e := range feeds[0].State().Endpoints {
+		if len(e.Sources) == 1 && (len(e.Sources[0].Skipped) > 0 || e.Sources[0].Blocks == 0) {
+			t.Errorf("%+v", e)
+		}
+	}
+	if again := replayed(t, o, trace); !reflect.DeepEqual(r, again) {
+		t.Error("two runs with the same seed differ")
+	}
+	o.Config = preciseConfig(t, true)
+	if approximate := replayed(t, o, trace).Summary(SLO{}); with.HitRate <= approximate.HitRate {
+		t.Errorf("hit rate %.3f by events, %.3f by estimates", with.HitRate, approximate.HitRate)
+	}
+}
+
 // TestPromptIDs: prompts that begin with the same parts begin with the same token ids, and only these.
 func TestPromptIDs(t *testing.T) {
 	w := &world{trace: &Trace{BlockTokens: 4, Requests: []Request{{Input: 10, Blocks: []int64{1, 2}}, {Input: 13, Blocks: []int64{1, 2, 3}}, {Input: 9, Blocks: []int64{2}}}}, asks: []asked{{}}}

@@ -23,7 +23,8 @@ type Record struct {
 	Remote        bool
 	Prefill       string // name of the engine; "" without remote prefill
 	Decode        string
-	Cached        int           // tokens of the prompt in the prefix cache of the engine that computed it
+	Cached        int           // tokens of the prompt in the prefix cache, or the host's memory, of the engine that computed it
+	Loaded        int           // how many of these the engine loaded from its host's memory
 	Moved         int           // tokens whose KV cache crossed the network
 	Preempted     int           // times, on all engines
 	Waited        time.Duration // in the queues of engines, before it was first scheduled there
@@ -97,7 +98,8 @@ type Summary struct {
 	RemoteShare float64   // of the requests that were not refused
 	GPUSeconds  float64   // GPUs of the pool, as long as the run took; of a pool that scales, as long as each engine had them
 	Reversals   int       // of a pool that scales: how often within ten minutes the size of a role changed its direction, at most
-	HitRate     float64   // share of the prompts' tokens that prefix caches had
+	HitRate     float64   // share of the prompts' tokens that prefix caches had, or the hosts' memory
+	LoadRate    float64   // share of them that were loaded from the hosts' memory
 	KVBytes     float64   // that crossed the network
 	Preemptions int
 	Evicted     int // requests that were picked for, and ended for more important ones
@@ -160,7 +162,7 @@ func (r *Result) ByClass(slo SLO) (all []ClassSummary) {
 // summary returns the numbers of the requests of a class, or of every one.
 func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 	var ttft, tpot, e2e, waited, queued []time.Duration
-	var met, remote, input, cached, output int
+	var met, remote, input, cached, loaded, output int
 	for i := range r.Records {
 		one, must := &r.Records[i], slo
 		if len(r.Classes) > 0 {
@@ -191,7 +193,7 @@ func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 		if one.Remote {
 			remote++
 		}
-		input, cached, output = input+one.Input, cached+one.Cached, output+one.Output
+		input, cached, loaded, output = input+one.Input, cached+one.Cached, loaded+one.Loaded, output+one.Output
 		s.Preemptions += one.Preempted
 	}
 	s.TTFT, s.TPOT, s.E2E, s.Waited, s.Queued = quantiles(ttft), quantiles(tpot), quantiles(e2e), quantiles(waited), quantiles(queued)
@@ -201,7 +203,7 @@ func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 	if answered := len(ttft); answered > 0 && r.End > 0 {
 		s.Goodput, s.Throughput = float64(met)/r.End.Seconds(), float64(output)/r.End.Seconds()
 		s.PerGPU = s.Throughput / float64(max(1, r.GPUs))
-		s.RemoteShare, s.HitRate = float64(remote)/float64(answered), float64(cached)/float64(input)
+		s.RemoteShare, s.HitRate, s.LoadRate = float64(remote)/float64(answered), float64(cached)/float64(input), float64(loaded)/float64(input)
 	}
 	return s
 }

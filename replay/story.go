@@ -58,7 +58,11 @@ func (s *Story) computed(n *node, r *engine.Request, what string) {
 	}
 	parts := r.Took[s.told:]
 	if s.told == 0 && !r.Remote {
-		s.at(parts[0].From, n, fmt.Sprintf("leaves the queue, after %v; %d of %d tokens of the prompt are cached", rounded(r.Waited), r.Cached, r.Prompt))
+		what := fmt.Sprintf("leaves the queue, after %v; %d of %d tokens of the prompt are cached", rounded(r.Waited), r.Cached, r.Prompt)
+		if r.Loaded > 0 {
+			what += fmt.Sprintf(", %d of these in the host's memory", r.Loaded)
+		}
+		s.at(parts[0].From, n, what)
 	}
 	if s.told = len(r.Took); r.Hold {
 		s.told = 0 // the next leg is another request, to another engine

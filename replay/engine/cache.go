@@ -34,12 +34,12 @@ func (c *cache) take(n int) {
 	c.own += n
 	for c.own+len(c.parts)*c.each > c.total {
 		oldest := c.unused.next
-		c.unlink(oldest)
+		oldest.unlink()
 		delete(c.parts, oldest.id)
 		oldest.gone = true
 		c.removed++
 		if c.told != nil {
-			c.told.Removed(oldest.id)
+			c.told.CacheChanged(CacheChange{ID: oldest.id, Removed: true})
 		}
 	}
 }
@@ -77,7 +77,7 @@ func (c *cache) find(ids []uint64, found []*part) []*part {
 func (c *cache) use(parts []*part) {
 	for _, p := range parts {
 		if p.requests++; p.requests == 1 {
-			c.unlink(p)
+			p.unlink()
 			c.used++
 		}
 	}
@@ -90,13 +90,19 @@ func (c *cache) leave(parts []*part) {
 		p := parts[i]
 		if p.requests--; p.requests == 0 {
 			c.used--
-			p.prev, p.next = c.unused.prev, &c.unused
-			p.prev.next, c.unused.prev = p, p
+			p.append(&c.unused)
 		}
 	}
 }
 
-func (c *cache) unlink(p *part) {
+// append puts a part at the end of a ring, in front of its head.
+func (p *part) append(head *part) {
+	p.prev, p.next = head.prev, head
+	p.prev.next, head.prev = p, p
+}
+
+// unlink takes a part out of its ring.
+func (p *part) unlink() {
 	p.prev.next, p.next.prev = p.next, p.prev
 	p.prev, p.next = nil, nil
 }

@@ -18,6 +18,10 @@
 // With Config.Adapters, requests with a LoRA adapter wait while as many other adapters run as can be loaded, a step that needs one that is not
 // loaded waits for it, and steps with adapters take longer.
 //
+// With Config.HostTokens, what enters the prefix cache is copied to the host's memory at once, and the least recently used part goes when that is
+// full. What a request finds there behind the parts in the prefix cache is loaded by the step that it joins. What comes from another engine is
+// not loaded, as with vLLM's MultiConnector where that connector comes first.
+//
 // # Approximations
 //
 //   - Prompts are compared in the parts that a trace names (512 tokens in Mooncake's), not in the engine's blocks. The last,
@@ -28,6 +32,8 @@
 //   - A step that computes several prompts takes as long as one prompt of as many new tokens, behind the mean of what was computed
 //     before each.
 //   - Sampling, tokenizers and HTTP take the stated overhead of a step, whatever the step.
+//   - A step waits for what it loads from the host's memory. vLLM has the request wait and goes on with others; SGLang overlaps loading with the
+//     first layers. Copying to the host's memory takes no time.
 //   - SGLang retracts the requests that have generated least; here the youngest is preempted in both.
 //
 // The package knows no pool, no picker and no network: package replay has them.

@@ -30,6 +30,9 @@ type Config struct {
 	Adapters     int           // LoRA adapters of the requests that run at most, which are also those kept loaded (vLLM: max_loras); 0: adapters cost nothing
 	Load         time.Duration // of an adapter that is not loaded: the step waits for it
 	Slowdown     float64       // by which steps with adapters take longer; 0 is 1
+	// HostTokens is how many tokens the host's memory holds, to which the prefix cache is copied (vLLM: OffloadingConnector); 0: nothing is.
+	HostTokens int
+	HostLoad   time.Duration // of each token that is loaded from there: the step waits for it
 }
 
 // VLLM returns vLLM's defaults on large GPUs.
@@ -56,7 +59,8 @@ type Request struct {
 	Traced bool
 
 	Preempted int           // times
-	Cached    int           // tokens of the prompt that were in the prefix cache when the request was first scheduled
+	Cached    int           // tokens of the prompt that were in the prefix cache, or the host's memory, when the request was first scheduled
+	Loaded    int           // how many of these were loaded from the host's memory
 	Waited    time.Duration // from Add until it was first scheduled; of a Remote one, until its blocks were reserved
 	Took      []Part        // the steps that it took part in, if Traced
 
@@ -102,10 +106,16 @@ type Listener interface {
 
 // CacheListener is a Listener that is told too what enters and leaves the prefix cache, as engines publish it. Listener's rule holds.
 type CacheListener interface {
-	// Stored is called when the cache has a part of prompts. before is the part before it, unless it is the first of its prompts.
-	Stored(id, before uint64, first bool)
-	// Removed is called when the cache has dropped a part.
-	Removed(id uint64)
+	CacheChanged(c CacheChange)
+}
+
+// CacheChange is that a part of prompts has entered or left the prefix cache or the host's memory.
+type CacheChange struct {
+	ID      uint64
+	Removed bool   // it has left
+	Host    bool   // the host's memory is meant
+	First   bool   // it is the first one of its prompts; not told of the host's memory
+	Before  uint64 // the part before it, if it entered the prefix cache and is not the first
 }
 
 // Engine is one engine. It is not safe for concurrent use.
@@ -114,6 +124,7 @@ type Engine struct {
 	table   *Table
 	listen  Listener
 	cache   *cache
+	host    *host
 	waiting queue
 	running []*Request // the oldest first
 	pending int        // Remote requests whose blocks are reserved
@@ -124,6 +135,8 @@ type Engine struct {
 
 	loaded []string // adapters, the least recently used first
 	passed []*Request
+
+	loads int // tokens that the next step loads from the host's memory
 
 	run  run
 	step Step // what each step of the run computes; Context is that of the first
@@ -157,6 +170,11 @@ func New(c Config, t *Table, l Listener) *Engine {
 	}
 	e := &Engine{config: c, table: t, listen: l, cache: newCache(c.KVTokens/c.BlockTokens, each)}
 	e.cache.told, _ = l.(CacheListener)
+	parts := 0
+	if c.PartTokens > 0 {
+		parts = c.HostTokens / c.PartTokens
+	}
+	e.host = newHost(parts, e.cache.told)
 	return e
 }
 
@@ -329,7 +347,7 @@ func (e *Engine) share(r *Request, n int) {
 	for i := len(r.parts); i < len(r.Parts) && (i+1)*e.config.PartTokens <= n; i++ {
 		p, ok := e.cache.put(r.Parts[i])
 		if ok && e.cache.told != nil {
-			e.cache.told.Stored(r.Parts[i], r.Parts[max(0, i-1)], i == 0)
+			e.cache.told.CacheChanged(CacheChange{ID: r.Parts[i], Before: r.Parts[max(0, i-1)], First: i == 0})
 		}
 		if !ok { // another request computed it in the meantime: the blocks stay this request's own
 			r.doubled, r.removed = true, e.cache.removed
@@ -337,6 +355,7 @@ func (e *Engine) share(r *Request, n int) {
 		}
 		r.own -= e.cache.each
 		r.parts = append(r.parts, p)
+		e.host.put(p.id)
 	}
 }
 
@@ -344,6 +363,7 @@ func (e *Engine) share(r *Request, n int) {
 func (e *Engine) drop(r *Request) {
 	e.cache.own -= r.own
 	e.cache.leave(r.parts)
+	e.host.touch(r.Parts)
 	r.own, r.parts, r.doubled = 0, r.parts[:0], false
 }
 
@@ -395,7 +415,9 @@ func (e *Engine) start(now time.Duration) {
 	overhead := float64(e.config.Overhead) / 1e6
 	slowdown, loads := e.adapt()
 	slowdown *= cmp.Or(e.config.Factor, 1)
-	e.run = run{start: now, steps: 1, batch: later, first: e.table.Milliseconds(s)*slowdown + overhead + float64(loads)*float64(e.config.Load)/1e6}
+	waits := float64(loads)*float64(e.config.Load) + float64(e.loads)*float64(e.config.HostLoad)
+	e.run = run{start: now, steps: 1, batch: later, first: e.table.Milliseconds(s)*slowdown + overhead + waits/1e6}
+	e.loads = 0
 	e.step, e.busy = s, true
 	if later == len(e.running) && (e.waiting.len() == 0 || e.blocked) && loads == 0 {
 		e.extend(s, slowdown, overhead)
@@ -488,104 +510,6 @@ func (e *Engine) chunks(budget int) int {
 		budget -= n
 	}
 	return budget
-}
-
-// admit has waiting requests run, in their order, until the budget, the sequences or the blocks are used up. As in vLLM, requests that would
-// need one more adapter than can be loaded are passed by others.
-func (e *Engine) admit(now time.Duration, budget *int) {
-	defer e.waitOn()
-	for e.waiting.len() > 0 && *budget > 0 {
-		r := e.waiting.first()
-		if !e.fits(r.Adapter) {
-			e.waiting.pop()
-			e.passed = append(e.passed, r)
-			continue
-		}
-		if len(e.running) >= e.config.Sequences {
-			e.blocked = true
-			return
-		}
-		hits, whole, need, n := e.need(r, *budget)
-		if free := e.cache.free(); whole > free || whole+e.unused(hits)*e.cache.each > free {
-			e.blocked = true
-			return
-		}
-		e.waiting.pop()
-		if !r.arrived {
-			e.cache.use(hits)
-			r.parts = append(r.parts[:0], hits...)
-			r.computed = len(hits) * e.config.PartTokens
-			if r.Preempted == 0 {
-				r.Cached, r.Waited = r.computed, now-r.added
-			}
-		}
-		if r.remote && !r.arrived {
-			e.grow(r, need)
-			e.pending++
-			r.coming = true
-			e.listen.Reserved(now, r, r.Prompt-r.computed)
-			continue
-		}
-		if r.arrived && e.config.TokenArrives && e.begin(now, r) {
-			continue
-		}
-		e.running = append(e.running, r)
-		if r.arrived && e.config.PrefillFirst {
-			e.grow(r, need)
-			r.arrived = false // it joins the next step that computes answers
-			continue
-		}
-		r.arrived = false
-		e.schedule(r, n, need)
-		*budget -= n
-	}
-}
-
-// begin notes that the first token of a request came with its KV cache, and reports whether that is all.
-func (e *Engine) begin(now time.Duration, r *Request) (done bool) {
-	r.generated = 1
-	e.listen.First(now, r)
-	if r.Output > 1 {
-		return false
-	}
-	e.drop(r)
-	e.listen.Done(now, r)
-	return true
-}
-
-// need returns the parts of a waiting request that are cached, the blocks that it needs for all its tokens, without which it does not
-// run, the blocks of these that it needs now, and its tokens of this step.
-func (e *Engine) need(r *Request, budget int) (hits []*part, whole, blocks, n int) {
-	if r.arrived {
-		blocks = e.blocks(r, r.computed+1)
-		return nil, blocks, blocks, 1
-	}
-	computed := 0
-	if e.cache.each > 0 {
-		most := min(len(r.Parts), (r.tokens()-1)/e.config.PartTokens) // the last token is always computed
-		if e.sought != r {
-			e.sought, e.found = r, e.found[:0]
-		}
-		e.found = e.cache.find(r.Parts[:most], e.found)
-		hits, computed = e.found, len(e.found)*e.config.PartTokens
-	}
-	if n = min(r.tokens()-computed, budget); r.remote {
-		n = r.Prompt - computed
-	}
-	of := func(tokens int) int {
-		return (tokens+e.config.BlockTokens-1)/e.config.BlockTokens - len(hits)*e.cache.each
-	}
-	return hits, of(r.tokens()), of(computed + n), n
-}
-
-// unused returns how many of the parts no request uses: they are among the free blocks.
-func (e *Engine) unused(parts []*part) (n int) {
-	for _, p := range parts {
-		if p.requests == 0 {
-			n++
-		}
-	}
-	return n
 }
 
 // Waiting returns how many requests wait; delayed: how many of these wait only for their KV cache.

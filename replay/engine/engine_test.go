@@ -609,3 +609,45 @@ func TestAdapters(t *testing.T) {
 		t.Errorf("running %v, waiting %v", running, waiting)
 	}
 }
+
+// TestHostMemory: what the prefix cache has dropped is loaded from the host's memory, as far as that holds it, and the step takes longer by that.
+func TestHostMemory(t *testing.T) {
+	tests := []struct {
+		name           string
+		host           int // tokens
+		before         []int
+		remote         bool
+		cached, loaded int // tokens of another request that begins like the first of them
+		first          time.Duration
+	}{
+		{"all is there", 5000, []int{1, 2, 3}, false, 500, 500, 11100 * time.Microsecond},
+		{"none", 0, []int{1, 2, 3}, false, 0, 0, 15100 * time.Microsecond},
+		{"behind what the prefix cache has", 5000, []int{1, 2}, false, 500, 200, 10500 * time.Microsecond},
+		{"in the prefix cache", 5000, []int{1}, false, 500, 0, 10100 * time.Microsecond},
+		{"the last parts are dropped first", 1300, []int{1, 2, 3}, false, 300, 300, 12700 * time.Microsecond},
+		{"a use keeps it", 1000, []int{1, 2, 1, 3}, false, 500, 200, 10500 * time.Microsecond},
+		{"other connectors come first", 5000, []int{1, 2, 3}, true, 0, 0, 0},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			c := small()
+			c.KVTokens, c.HostTokens, c.HostLoad = 850, test.host, 2*time.Microsecond
+			d := newDriver(t, c, flat)
+			now := time.Duration(0)
+			for _, of := range test.before {
+				d.engine.Add(now, &Request{Prompt: 510, Output: 1, Parts: parts(uint64(of), 5), Of: "x"})
+				d.until(forever, false)
+				now += time.Hour
+			}
+			r := &Request{Prompt: 510, Output: 1, Parts: parts(1, 5), Remote: test.remote, Of: "r"}
+			d.engine.Add(now, r)
+			d.until(forever, false)
+			if r.Cached != test.cached || r.Loaded != test.loaded {
+				t.Errorf("%d tokens were cached, %d of them loaded; want %d and %d", r.Cached, r.Loaded, test.cached, test.loaded)
+			}
+			if first := d.first[r] - now; !test.remote && first != test.first {
+				t.Errorf("the first token comes after %v, want %v", first, test.first)
+			}
+		})
+	}
+}

@@ -70,6 +70,10 @@ func columns(runs []*run) []column {
 		all = slices.Insert(all, at, column{"met", of("%.2f%%", func(s *replay.Summary) float64 { return 100 * s.Met })})
 		all = slices.Insert(all, 0, column{"autoscaler", func(r *run) string { return cmp.Or(r.scaler, "–") }})
 	}
+	if slices.ContainsFunc(runs, func(r *run) bool { return r.options.Engine.HostTokens > 0 }) {
+		hits := slices.IndexFunc(all, func(c column) bool { return c.name == "hits" })
+		all = slices.Insert(all, hits+1, column{"from host", of("%.1f%%", func(s *replay.Summary) float64 { return 100 * s.LoadRate })})
+	}
 	if slices.ContainsFunc(runs, func(r *run) bool { return r.replicas > 1 }) {
 		all = slices.Insert(all, 1, column{"replicas", func(r *run) string { return strconv.Itoa(r.replicas) }})
 	}
@@ -232,6 +236,7 @@ type details struct {
 	Throughput  float64           `json:"output_tokens_per_s"`
 	PerGPU      float64           `json:"output_tokens_per_s_per_gpu"`
 	HitRate     float64           `json:"hit_rate"`
+	LoadRate    float64           `json:"load_rate,omitempty"` // from the hosts' memory
 	KVBytes     float64           `json:"kv_bytes"`
 	Preemptions int               `json:"preemptions"`
 	Evicted     int               `json:"evicted,omitempty"`
@@ -276,7 +281,7 @@ func writeJSON(w io.Writer, runs []*run, why *whys) error {
 		}
 		s := &r.summary
 		all.Runs = append(all.Runs, shown{r.scaler, r.config, r.threshold, pool, several(r.replicas), r.requests.Concurrency, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
-			details{s.Refused, r.refusals, s.Unfinished, s.ITL, s.E2E, s.Queued, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, s.Evicted, s.FellBack, r.scaledDetails(), r.classDetails(), r.picksDetails(), r.measured()}})
+			details{s.Refused, r.refusals, s.Unfinished, s.ITL, s.E2E, s.Queued, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.LoadRate, s.KVBytes, s.Preemptions, s.Evicted, s.FellBack, r.scaledDetails(), r.classDetails(), r.picksDetails(), r.measured()}})
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -301,6 +306,7 @@ type line struct {
 	Prefill   string  `json:"prefill,omitempty"`
 	Decode    string  `json:"decode,omitempty"`
 	Cached    int     `json:"cached_tokens"`
+	Loaded    int     `json:"loaded_tokens,omitempty"` // from the host's memory
 	Moved     int     `json:"moved_tokens"`
 	Preempted int     `json:"preempted"`
 	Evicted   bool    `json:"evicted,omitempty"`   // after the pick
@@ -337,7 +343,7 @@ func (o *outputFlags) perRequest(runs []*run) (err error) {
 				verdict = "remote"
 			}
 			if err := e.Encode(line{r.config, r.threshold, r.pool.String(), several(r.replicas), r.engine, r.load, one.Index + 1, class, millis(one.Due), one.Input, one.Output, verdict, string(one.Reason),
-				one.Prefill, one.Decode, one.Cached, one.Moved, one.Preempted, one.Evicted, one.FellBack, millis(one.Queued), millis(one.Waited), millis(one.TTFT), millis(one.E2E)}); err != nil {
+				one.Prefill, one.Decode, one.Cached, one.Loaded, one.Moved, one.Preempted, one.Evicted, one.FellBack, millis(one.Queued), millis(one.Waited), millis(one.TTFT), millis(one.E2E)}); err != nil {
 				return err
 			}
 		}

@@ -56,6 +56,8 @@ type poolFlags struct {
 	Scheduler   string        `flag:"scheduler" arg:"vllm|sglang" help:"whose defaults and order of steps the engines have. Default: what the file of --engine says, or vllm"`
 	KVTokens    int           `flag:"kv-tokens" arg:"TOKENS" help:"size of an engine's KV cache. Default: that of the built-in engine, or what the file says"`
 	KVBytes     int           `flag:"kv-bytes-per-token" arg:"BYTES" help:"of the KV cache. Default: that of the built-in engine, or what the file says"`
+	HostTokens  int           `flag:"host-tokens" arg:"TOKENS" help:"size of the host's memory of an engine, to which its prefix cache is copied and from which it loads what has been dropped there (vLLM: OffloadingConnector, SGLang: HiCache). Default: none"`
+	HostSpeed   float64       `flag:"host-bandwidth" arg:"GB/S" help:"at which an engine loads from the host's memory, in gigabytes a second"`
 	GPUs        int           `flag:"gpus" arg:"NUMBER" help:"of one engine. Default: those of the built-in engine; 1 for a file"`
 	BlockTokens int           `flag:"block-size" arg:"TOKENS" help:"tokens of a block of the KV cache. Default: what the file says, or the scheduler's"`
 	StepTokens  int           `flag:"max-num-batched-tokens" arg:"TOKENS" help:"most tokens of a step. Default: what the file says, or the scheduler's"`
@@ -128,7 +130,7 @@ type fitFlags struct {
 func defaults() settings {
 	return settings{
 		Picker:  pickerFlags{Scrape: 200 * time.Millisecond, Events: 5 * time.Millisecond, Stale: 2 * time.Second, Seed: 1},
-		Pool:    poolFlags{Engines: []string{"llama-70b-h100-tp4"}, Overhead: 2 * time.Millisecond, Factor: 1},
+		Pool:    poolFlags{Engines: []string{"llama-70b-h100-tp4"}, Overhead: 2 * time.Millisecond, Factor: 1, HostSpeed: 50},
 		Scaling: scalingFlags{Prefill: limits{1, 16}, Decode: limits{1, 16}, PrefillReady: 2 * time.Minute, DecodeReady: 2 * time.Minute, PrefillQueue: 1, DecodeQueue: 1, PrefillKV: 0.5, DecodeKV: 0.7, Share: 0.99},
 		Network: networkFlags{Bandwidth: 50, Latency: time.Millisecond, First: 30 * time.Second, Hop: time.Millisecond},
 		Load:    loadFlags{Speeds: []float64{1}},
@@ -153,6 +155,8 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(slices.Contains([]string{"", "vllm", "sglang"}, s.Pool.Scheduler), "scheduler", "%q is not one of vllm, sglang", s.Pool.Scheduler)
 	p.Require(s.Pool.KVTokens >= 0, "kv-tokens", "must not be negative")
 	p.Require(s.Pool.KVBytes >= 0, "kv-bytes-per-token", "must not be negative")
+	p.Require(s.Pool.HostTokens >= 0, "host-tokens", "must not be negative")
+	p.Require(s.Pool.HostSpeed > 0, "host-bandwidth", "must be positive")
 	p.Require(s.Pool.GPUs >= 0, "gpus", "must not be negative")
 	p.Require(s.Pool.BlockTokens >= 0, "block-size", "must not be negative")
 	p.Require(s.Pool.StepTokens >= 0, "max-num-batched-tokens", "must not be negative")
@@ -311,6 +315,9 @@ func (f *poolFlags) model(name string) (m model, err error) {
 		return model{}, fmt.Errorf("%s does not say how large a KV cache is: --kv-tokens and --kv-bytes-per-token must", name)
 	}
 	m.config.ArrivalSteps, m.config.Factor = f.Arrival, f.Factor
+	if f.HostTokens > 0 {
+		m.config.HostTokens, m.config.HostLoad = f.HostTokens, time.Duration(float64(m.hardware.KVBytes)/f.HostSpeed) // bytes by bytes in a nanosecond
+	}
 	m.config.KVTokens, m.config.Overhead, m.request = m.hardware.KVTokens, f.Overhead, f.Request
 	if said.Request != nil { // times of steps, and not of kernels alone
 		m.config.Overhead, m.request = 0, cmp.Or(f.Request, *said.Request)
