@@ -57,6 +57,8 @@ var companions = map[string]string{
 	"batch": "--data=data --upstream=http://127.0.0.1:1", "tandem drain": "--sidecar=127.0.0.1:1", "tandem doctor": "--epp-admin=127.0.0.1:1",
 	"epp --endpoint-selector": "--endpoint-target-ports=7", "epp --share-cert-path": "--share-ca=7", "tandem up --prefill-engine": "--decode-engine=127.0.0.1:2",
 	"sidecar --enable-ssrf-protection":       "--inference-pool=llama",
+	"sidecar --moriio-write-mode":            "--moriio-local-pod-ip=10.0.0.8",
+	"sidecar --moriio-parallel-dispatch":     "--moriio-write-mode --moriio-local-pod-ip=10.0.0.8",
 	"batch --webhook-secret-file":            "--webhook-url=http://127.0.0.1:2",
 	"tandem envoy-config --pool-server-name": "--pool-tls", "tandem envoy-config --canary-percent": "--canary=127.0.0.1:1",
 }

@@ -21,6 +21,7 @@ import (
 type Config struct {
 	Engine   Engine   `group:"Decode engine"`
 	Prefill  Prefill  `group:"Prefill"`
+	MoRIIO   MoRIIO   `group:"Engines of vLLM's MoRIIOConnector"`
 	Encode   Encode   `group:"Encoders"`
 	Fallback Fallback `group:"Fallback and release"`
 	Continue Continue `group:"Streams that go on elsewhere"`
@@ -35,7 +36,7 @@ type Engine struct {
 	Port int    `flag:"model-server-port" alias:"vllm-port" arg:"PORT" help:"port of the decode engine"`
 	// Ranks are engines of their own, such as those of vLLM's --data-parallel-multi-port-external-lb.
 	Ranks     int    `flag:"data-parallel-size" arg:"RANKS" help:"data-parallel ranks of the decode engine, each with a port of its own: the sidecar listens on as many ports from --port on, and forwards each to the port with the same offset from --model-server-port"`
-	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2, sglang, shared-storage, mooncake, nixl-push, offloading, trtllm, trtllm-generation-first"`
+	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2, sglang, shared-storage, mooncake, nixl-push, offloading, moriio, trtllm, trtllm-generation-first"`
 	// Dialect is used instead of Connector if it is not nil: a hand-off protocol that is not in the table, such as a test's.
 	Dialect dialect.Dialect
 	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine without limit.
@@ -168,7 +169,9 @@ func Defaults() Config {
 	return Config{
 		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Ranks: 1, Connector: "nixlv2", FirstEvent: 30 * time.Second, HangAfter: 800 * time.Millisecond, IdleConns: 1024},
 		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond, MooncakePort: dialect.MooncakePort, P2PPort: dialect.P2PPort},
-		Encode:  Encode{Timeout: 30 * time.Second},
+		MoRIIO: MoRIIO{DecodeNotify: dialect.MoRIIONotifyPort, DecodeHandshake: dialect.MoRIIOHandshakePort, PrefillNotify: dialect.MoRIIONotifyPort,
+			PrefillHandshake: dialect.MoRIIOHandshakePort, Wait: 30 * time.Second, Tensor: 1, Data: 1, ResolveTTL: 30, ResolveTimeout: 5},
+		Encode: Encode{Timeout: 30 * time.Second},
 		Fallback: Fallback{
 			Ratio: pd.FallbackRatio, Burst: pd.FallbackBurst,
 			Lease: 30 * time.Second, // vLLM's default kv_lease_duration
@@ -186,6 +189,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if _, ok := dialect.New(c.Engine.Connector, dialect.Options{}); !ok {
 		report("kv-connector", "%q is not one of the hand-off protocols this sidecar speaks (%s)", c.Engine.Connector, dialect.Names())
 	}
+	c.MoRIIO.problems(c, report)
 	if c.Encode.Connector != "" && encode.Find(c.Encode.Connector) == nil {
 		report("ec-connector", "%q is not one of the encoder connectors this sidecar knows (%s)", c.Encode.Connector, encode.Names())
 	}
@@ -234,7 +238,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if !(c.Fallback.Ratio >= 0 && c.Fallback.Ratio <= 1) {
 		report("fallback-ratio", "%v is not a share from 0 to 1", c.Fallback.Ratio)
 	}
-	c.Prefill.hedgeProblems(c.Engine.Connector, report)
+	c.Prefill.hedgeProblems(c.protocol(), report)
 	if c.Prefill.Discovery != "" {
 		if _, err := warmup.ParseDiscovery(c.Prefill.Discovery); err != nil {
 			report("prefill-discovery", "%w", err)
@@ -261,8 +265,8 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if c.Prefill.MooncakePort < 1 || c.Prefill.MooncakePort > 65535 {
 		report("mooncake-bootstrap-port", "%d is not a port (1 to 65535)", c.Prefill.MooncakePort)
 	}
-	if c.Prefill.Pull && c.Engine.Connector != "nixlv2" && c.Engine.Connector != "offloading" {
-		report("enable-p2p-pull", "engines of --kv-connector=%s do not pull: only nixlv2 and offloading do", c.Engine.Connector)
+	if c.Prefill.Pull && c.protocol() != "nixlv2" && c.protocol() != "offloading" {
+		report("enable-p2p-pull", "engines of --kv-connector=%s do not pull: only nixlv2 and offloading do", c.protocol())
 	}
 	if ip := c.Prefill.PodIP; ip != "" {
 		if _, err := netip.ParseAddr(ip); err != nil {

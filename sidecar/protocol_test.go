@@ -44,6 +44,7 @@ var simulated = []struct {
 func setTo(connector string) option {
 	return set(func(c *Config) {
 		c.Engine.Connector, c.Fallback.Burst, c.Fallback.Ratio = connector, 0, 0
+		c.Prefill.PodIP = "127.0.0.1"
 	})
 }
 

@@ -133,9 +133,9 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 func (s *Server) chooseDialect() error {
 	var ok bool
 	if s.dialect, ok = s.cfg.Engine.Dialect, true; s.dialect == nil {
-		s.dialect, ok = dialect.New(s.cfg.Engine.Connector, dialect.Options{BlockSize: s.cfg.Prefill.BlockSize, Lease: s.cfg.Fallback.Lease,
+		s.dialect, ok = dialect.New(s.cfg.protocol(), dialect.Options{BlockSize: s.cfg.Prefill.BlockSize, Lease: s.cfg.Fallback.Lease,
 			BootstrapPort: s.cfg.Prefill.BootstrapPort, MooncakePort: s.cfg.Prefill.MooncakePort, P2PPort: s.cfg.Prefill.P2PPort,
-			Pull: s.cfg.Prefill.Pull, Ask: s.askPod, AskBootstrap: s.askBootstrap})
+			Pull: s.cfg.Prefill.Pull, MoRIIO: s.cfg.MoRIIO.engines(&s.cfg), Ask: s.askPod, AskBootstrap: s.askBootstrap})
 	}
 	if !ok {
 		return fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", s.cfg.Engine.Connector, dialect.Names())
@@ -163,7 +163,7 @@ func (s *Server) legsConfig(t Telemetry) handoff.Config {
 		Dialect: s.dialect, Stripped: s.strips, Intake: s.intake, Budget: s.budget, Leases: s.leases,
 		Decode: s.decodeEngine(0), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent, HangAfter: s.cfg.Engine.HangAfter, AnswerPause: s.cfg.Trust.AnswerPause,
 		Ask:     s.toAsk,
-		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff, HedgeRatio: s.cfg.Prefill.HedgeRatio,
+		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.prefillTimeout(), MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff, HedgeRatio: s.cfg.Prefill.HedgeRatio,
 		Encoding: handoff.Encoding{Connector: encode.Find(s.cfg.Encode.Connector), References: s.cfg.Encode.References, Timeout: s.cfg.Encode.Timeout},
 		Pulls:    s.pulls(),
 		Continue: s.goesOn, TellPods: s.cfg.Tell.Pods, Record: s.cfg.Tell.Recent > 0,

@@ -61,7 +61,7 @@ type KVConfig struct {
 	HostBlocks int
 	// BlockSize is in tokens; default 32.
 	BlockSize int
-	// Lease is how long blocks wait for a decode engine that sends no heartbeat; default 30 s. It is real time, whatever the
+	// Lease is how long blocks wait for a decode engine that sends no heartbeat; default 30 s, and 60 s with MoRIIO. It is real time, whatever the
 	// TimeScale, because the programs that coordinate engines use real time as well.
 	Lease time.Duration
 	// LoadFailure is the engine's kv_load_failure_policy; default FailLoad.
@@ -74,6 +74,8 @@ type KVConfig struct {
 	// Push makes prefill write the KV into blocks that decode has named to it, as vLLM's NixlPushConnector does. Both engines of
 	// a pair need it.
 	Push bool
+	// MoRIIO has the KV handed over as with vLLM's MoRIIOConnector.
+	MoRIIO MoRIIOConfig
 	// OmitPrefillCachedTokens makes an older engine, whose hand-offs lack remote_prefill_cached_tokens.
 	OmitPrefillCachedTokens bool
 }
@@ -108,6 +110,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.KV.BlockSize > 0 {
 		core.SetDefault(&c.KV.Blocks, max(512, kv.BlocksFor(c.MaxModelLen, c.KV.BlockSize)+1))
 	}
+	if c.KV.MoRIIO.Mode != "" {
+		core.SetDefault(&c.KV.Lease, moriioDefer)
+	}
 	core.SetDefault(&c.KV.Lease, 30*time.Second)
 	core.SetDefault(&c.KV.LoadFailure, FailLoad)
 	core.SetDefault(&c.KV.HandshakeTimeout, 5*time.Second)
@@ -137,6 +142,9 @@ func (c *Config) problems(report core.Report) {
 	// The real engine refuses this as well: the longest request would wait for ever.
 	report.Require((c.KV.Blocks-1)*c.KV.BlockSize >= c.MaxModelLen, "blocks",
 		"%d blocks of %d tokens (one of them is never used) cannot hold a request of max model len %d", c.KV.Blocks, c.KV.BlockSize, c.MaxModelLen)
+	mode := c.KV.MoRIIO.Mode
+	report.Require(mode == "" || mode == MoRIIOWrite || mode == MoRIIORead, "moriio", "MoRI-IO's mode is %q: want %s, %s or none", mode, MoRIIOWrite, MoRIIORead)
+	report.Require(mode == "" || !c.KV.Push, "moriio", "an engine has one connector: MoRI-IO's, or the one that pushes")
 	role := c.Encoding.Role
 	report.Require(role == "" || role == Encoder || role == EncodingReader, "ec-role", "encoder role is %q: want %s, %s or none", role, Encoder, EncodingReader)
 	report.Require((role == "") == (c.Encoding.Store == ""), "ec-store", "an encoder role and a store need each other")

@@ -38,6 +38,7 @@ type connector struct {
 
 	leases *leases
 	pushes pushes
+	moriio *moriio // nil: the engine has NIXL's connector
 	counts counts
 }
 
@@ -70,6 +71,10 @@ func New(cfg Config) (*Engine, error) {
 		pushes:   pushes{registered: make(map[string]registration), arriving: make(map[string]*load)},
 		identity: identity{engineID: cfg.Transfer.EngineID, fingerprint: "vllm-" + Version + "-" + RandomHex(4)},
 	}
+	if cfg.KV.MoRIIO.Mode != "" {
+		c.moriio = newMoRIIO(c)
+		c.metrics.Hide("vllm:nixl_")
+	}
 	if err := c.openTransport(); err != nil {
 		return nil, err
 	}
@@ -94,6 +99,10 @@ func New(cfg Config) (*Engine, error) {
 	}, c.transport, c.kv)
 	e.connector, c.core = c, e.core
 	work := []func(context.Context){c.heartbeat}
+	protocol := core.Protocol(c)
+	if c.moriio != nil {
+		protocol, work = c.moriio, []func(context.Context){c.moriio.serveNotices}
+	}
 	if c.sideChannel != nil {
 		work = append(work, c.serveSideChannel)
 	}
@@ -102,7 +111,7 @@ func New(cfg Config) (*Engine, error) {
 		e.core.Host().Stored, e.core.Host().Dropped = c.events.offloaded, c.events.dropped
 		work = append(work, c.events.work(func(err error) { c.log.Error("publishing KV events", "error", err) })...)
 	}
-	e.core.Start(c, func() {
+	e.core.Start(protocol, func() {
 		if err := c.closeTransport(); err != nil {
 			c.log.Error("closing the transfer transport", "error", err)
 		}
@@ -138,6 +147,14 @@ func (e *Engine) Config() Config { return e.cfg }
 
 // ID returns the engine id that hand-offs name; it is new for every start.
 func (e *Engine) ID() string { return e.connector.identity.engineID }
+
+// NotifyPort returns the port for notices of MoRIIOConnector; 0 without it.
+func (e *Engine) NotifyPort() int {
+	if e.connector.moriio == nil {
+		return 0
+	}
+	return e.connector.moriio.port
+}
 
 // Fingerprint returns the system_fingerprint of answers.
 func (e *Engine) Fingerprint() string { return e.connector.identity.fingerprint }

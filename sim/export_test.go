@@ -50,3 +50,10 @@ func (e *Engine) HalveLease(id string) (end time.Time) {
 
 // JoinAddress is joinAddress.
 var JoinAddress = joinAddress
+
+// Releases returns how many releases an engine of MoRIIOConnector has got for prompts that are not computed yet. The engine's loop calls
+// it.
+func (e *Engine) Releases() int { return len(e.connector.moriio.released) }
+
+// Deaf reports whether a notice has ended the reader of notices. The engine's loop calls it.
+func (e *Engine) Deaf() bool { return e.connector.moriio.deaf }

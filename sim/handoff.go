@@ -109,4 +109,15 @@ type Handoff struct {
 	RemoteBlocksExpiryTime    json.RawMessage `json:"remote_blocks_expiry_time,omitempty"`
 	TransferMode              string          `json:"transfer_mode"`
 	RemotePrefillCachedTokens *int            `json:"remote_prefill_cached_tokens,omitempty"`
+
+	moriio *moriioHandoff // instead of all of these
+}
+
+// MarshalJSON implements json.Marshaler.
+func (h *Handoff) MarshalJSON() ([]byte, error) {
+	if h.moriio != nil {
+		return json.Marshal(h.moriio)
+	}
+	type members Handoff
+	return json.Marshal((*members)(h))
 }

@@ -80,7 +80,13 @@ func (c *connector) Expired(now time.Time) { c.expireLeases(now) }
 
 // Refused releases the hand-off of a request that was refused before it was submitted, as the real engine does.
 func (e *Engine) Refused(p TransferParams) {
-	e.core.Post(func() { e.connector.releaseUnread(p) })
+	e.core.Post(func() {
+		if m := e.connector.moriio; m != nil {
+			m.releaseUnscheduled(p, "a request that was refused")
+			return
+		}
+		e.connector.releaseUnread(p)
+	})
 }
 
 // releaseUnread tells the owner of KV that this engine will not read it. Params that name no owner kill the engine, because

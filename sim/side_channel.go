@@ -46,6 +46,14 @@ func (c *connector) openTransport() (err error) {
 	if err != nil {
 		return errors.Join(fmt.Errorf("reading the address of the side channel, %q: %w", address, err), c.closeTransport())
 	}
+	if c.moriio != nil {
+		if err := c.moriio.listen(); err != nil {
+			return errors.Join(err, c.closeTransport())
+		}
+		if c.transport == nil {
+			c.identity.engineID = address
+		}
+	}
 	if c.transport != nil {
 		return nil
 	}
@@ -68,7 +76,12 @@ func (c *connector) openTCP(name string) (transfer.Transport, error) {
 
 // closeTransport closes the side channel and the transport, and then frees the memory of the KV.
 func (c *connector) closeTransport() error {
-	var errs [3]error
+	var errs [4]error
+	if c.moriio != nil && c.moriio.listener != nil {
+		if err := c.moriio.listener.Close(); !errors.Is(err, net.ErrClosed) {
+			errs[3] = err
+		}
+	}
 	if c.sideChannel != nil {
 		if err := c.sideChannel.Close(); !errors.Is(err, net.ErrClosed) {
 			errs[0] = err

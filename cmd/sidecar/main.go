@@ -54,13 +54,10 @@ type listen struct {
 // foreign has flags of llm-d's sidecar that are supported in part, not at all, or have no effect. Their default values are
 // accepted, because charts write them out.
 type foreign struct {
-	Chunk          int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not supported, must be 0: chunked decode changes the answers of engines"`
-	Speculative    bool     `flag:"enable-speculative-prefill" help:"not supported, must be false: the decode engine's own prefix cache keeps what it has generated for the next turn"`
-	MoRIIO         bool     `flag:"moriio-write-mode" help:"not supported, must be false: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out"`
-	MoRIIOParallel bool     `flag:"moriio-parallel-dispatch" help:"not supported, must be false: it is for --moriio-write-mode"`
-	MoRIIORanks    int      `flag:"moriio-dp-size" arg:"RANKS" help:"not supported, must be 1: it is for --moriio-write-mode; ranks have --data-parallel-size"`
-	TLS            []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls, decoder as --decode-tls; no other stage is supported"`
-	Insecure       []string `flag:"tls-insecure-skip-verify" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls-insecure-skip-verify, decoder as --decode-tls-insecure-skip-verify; no other stage is supported"`
+	Chunk       int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not supported, must be 0: chunked decode changes the answers of engines"`
+	Speculative bool     `flag:"enable-speculative-prefill" help:"not supported, must be false: the decode engine's own prefix cache keeps what it has generated for the next turn"`
+	TLS         []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls, decoder as --decode-tls; no other stage is supported"`
+	Insecure    []string `flag:"tls-insecure-skip-verify" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls-insecure-skip-verify, decoder as --decode-tls-insecure-skip-verify; no other stage is supported"`
 
 	_ struct{} `flag:"prefiller-use-tls" refused:"use --prefill-tls"`
 	_ struct{} `flag:"decoder-use-tls" refused:"use --decode-tls"`
@@ -70,16 +67,6 @@ type foreign struct {
 	_ struct{} `flag:"inference-pool-name" refused:"use --inference-pool=NAMESPACE/NAME"`
 	_ struct{} `flag:"configuration" refused:"write the settings to a file and name it with --config; its keys are the flag names"`
 	_ struct{} `flag:"configuration-file" refused:"use --config; its keys are the flag names"`
-	_ struct{} `flag:"moriio-decode-notify-port" ignored:"it is for --moriio-write-mode"`
-	_ struct{} `flag:"moriio-decode-handshake-port" ignored:"it is for --moriio-write-mode"`
-	_ struct{} `flag:"moriio-prefill-notify-port" ignored:"it is for --moriio-write-mode"`
-	_ struct{} `flag:"moriio-prefill-handshake-port" ignored:"it is for --moriio-write-mode"`
-	_ struct{} `flag:"moriio-local-pod-ip" ignored:"it is for --moriio-write-mode"`
-	_ struct{} `flag:"moriio-parallel-decode-wait-timeout" ignored:"it is for --moriio-parallel-dispatch"`
-	_ struct{} `flag:"moriio-tp-size" ignored:"it is for --moriio-write-mode"`
-	_ struct{} `flag:"moriio-dp-size-local" ignored:"it is for --moriio-write-mode"`
-	_ struct{} `flag:"moriio-remote-hosts" ignored:"it is for --moriio-write-mode"`
-	_ struct{} `flag:"moriio-decode-hosts" ignored:"it is for --moriio-write-mode"`
 	_ bool     `flag:"tracing" ignored:"spans are exported if OTEL_EXPORTER_OTLP_ENDPOINT is set"`
 	_ bool     `flag:"zap-devel" ignored:"use --log-level and --log-format"`
 	_ struct{} `flag:"zap-stacktrace-level" ignored:"errors name the operation and have no stacks"`
@@ -88,17 +75,12 @@ type foreign struct {
 	_ struct{} `env:"INFERENCE_POOL_NAMESPACE" ignored:"use INFERENCE_POOL=NAMESPACE/NAME"`
 	_ struct{} `env:"INFERENCE_POOL_NAME" ignored:"use INFERENCE_POOL=NAMESPACE/NAME"`
 	_ struct{} `env:"MORIIO_METRICS_ADDR" ignored:"use --metrics-port and --host"`
-	_ struct{} `env:"MORIIO_DNS_RESOLVE_TTL_SECONDS" ignored:"it is for --moriio-write-mode, which is not supported"`
-	_ struct{} `env:"MORIIO_DNS_RESOLVE_TIMEOUT_SECONDS" ignored:"it is for --moriio-write-mode, which is not supported"`
 }
 
 // Validate implements boot.Validator.
 func (f *foreign) Validate(p *boot.Problems) {
 	p.Require(f.Chunk == 0, "decode-chunk-size", "must be 0: chunked decode changes the answers of engines, leave it out")
 	p.Require(!f.Speculative, "enable-speculative-prefill", "must be false: the decode engine's own prefix cache keeps what it has generated for the next turn")
-	p.Require(!f.MoRIIO, "moriio-write-mode", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out")
-	p.Require(!f.MoRIIOParallel, "moriio-parallel-dispatch", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out")
-	p.Require(f.MoRIIORanks == 1, "moriio-dp-size", "must be 1: MoRI-IO is not supported; ranks of engines that hand off with NixlConnector have --data-parallel-size")
 	for flag, stages := range map[string][]string{"enable-tls": f.TLS, "tls-insecure-skip-verify": f.Insecure} {
 		for _, stage := range stages {
 			p.Require(stage == prefiller || stage == decoder, flag, "%q is not supported, only prefiller and decoder are", stage)
@@ -113,7 +95,6 @@ func defaults() config {
 		Sidecar: sidecar.Defaults(),
 		Keeper:  keeping{Transport: "nixl"},
 		Watch:   following{Group: podwatch.Groups[0]},
-		Foreign: foreign{MoRIIORanks: 1},
 	}
 }
 

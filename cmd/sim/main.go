@@ -61,7 +61,7 @@ type scheduleFlags struct {
 }
 
 type kvFlags struct {
-	Role        string        `flag:"role" enum:"prefill,decode,both" help:"role that its log messages have; like a real engine, it serves both legs in any role"`
+	Role        string        `flag:"role" enum:"prefill,decode,both" help:"role that its log messages have; like a real engine, it serves both legs in any role, but for --moriio, whose engines have one"`
 	Blocks      int           `flag:"blocks" help:"blocks in the pool, one of them never used; 0: 512, or what the longest request needs"`
 	HostBlocks  int           `flag:"host-blocks" help:"blocks in the memory of the host, to which cached blocks are copied, as with vLLM's OffloadingConnector; 0: none are"`
 	BlockSize   int           `flag:"block-size" arg:"TOKENS" help:"tokens per block; the same on all engines of a pair"`
@@ -72,6 +72,8 @@ type kvFlags struct {
 	Replay      string        `flag:"kv-events-replay-address" arg:"HOST:PORT" help:"ROUTER socket that sends the last 10,000 messages of --kv-events-address again. Default: none"`
 	Topic       string        `flag:"kv-events-topic" arg:"TEXT" help:"topic of the messages of --kv-events-address"`
 	Push        bool          `flag:"push" help:"prefill writes KV into blocks that decode has named to it, as with vLLM's NixlPushConnector; the same on all engines of a pair"`
+	MoRIIO      string        `flag:"moriio" arg:"MODE" help:"hand KV over as vLLM's MoRIIOConnector does: write (prefill writes) or read (decode reads); the same on all engines of a pair, of which each has a --role of its own. Empty: not"`
+	Notify      string        `flag:"moriio-notify-address" arg:"HOST:PORT" help:"notify port of --moriio. Default: a free port on --host"`
 	NoCached    bool          `flag:"no-prefill-cached-tokens" help:"behave like an older engine, whose hand-offs lack remote_prefill_cached_tokens"`
 }
 
@@ -105,6 +107,7 @@ const (
 func (f *flags) Validate(p *boot.Problems) {
 	p.RequirePort("port", f.Listen.Port)
 	p.RequirePort("admin-port", f.Listen.AdminPort)
+	p.Require(f.KV.MoRIIO == "" || f.KV.Role != "both", "role", "must be prefill or decode with --moriio: engines of MoRIIOConnector have one")
 	if f.KV.Lease <= 0 { // the engine would use its default for 0
 		p.Add("kv-lease", "%v is too short: want more than 0", f.KV.Lease)
 	}
@@ -213,6 +216,7 @@ func (f *flags) config() sim.Config {
 		KV: sim.KVConfig{
 			Blocks: f.KV.Blocks, HostBlocks: f.KV.HostBlocks, BlockSize: f.KV.BlockSize, Lease: f.KV.Lease, HandshakeTime: f.KV.Handshake,
 			LoadFailure: sim.LoadFailurePolicy(f.KV.LoadFailure),
+			MoRIIO:      sim.MoRIIOConfig{Mode: sim.MoRIIOMode(f.KV.MoRIIO), Producer: f.KV.Role == "prefill", Notify: f.KV.Notify},
 			Push:        f.KV.Push, OmitPrefillCachedTokens: f.KV.NoCached,
 		},
 		Encoding:  sim.EncodingConfig{Role: sim.EncodingRole(f.Encoding.Role), Store: f.Encoding.Store},

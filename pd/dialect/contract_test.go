@@ -53,6 +53,7 @@ var contracts = map[string]dialecttest.Case{
 		OneToken: true,
 		Headers:  []string{"x-data-parallel-rank"},
 	},
+	"moriio": moriioCase,
 	"nixl-push": {
 		Good: func([]byte) []byte { return []byte(`{"kv_transfer_params":` + pushed + `}`) },
 		Bad: []string{`{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`, `{"kv_transfer_params":` + priming + `}`, `{"kv_transfer_params":` + handoff + `}`,
@@ -97,7 +98,7 @@ func TestContract(t *testing.T) {
 			if !ok {
 				t.Fatal("the contract suite does not know this dialect")
 			}
-			o := dialect.Options{MooncakePort: dialect.MooncakePort, P2PPort: dialect.P2PPort, Ask: engineSays, AskBootstrap: engineSays}
+			o := dialect.Options{MooncakePort: dialect.MooncakePort, P2PPort: dialect.P2PPort, MoRIIO: moriioPair, Ask: engineSays, AskBootstrap: engineSays}
 			if row.Name == "offloading" {
 				o.Ask = offloads
 			}

@@ -224,9 +224,9 @@ type Checker interface {
 // Moded is a Dialect of engines that may be unable to serve a request alone. Without a hand-off such a request must not reach
 // them.
 type Moded interface {
-	// ModePath is what the sidecar gets from its engine to know.
+	// ModePath is what the sidecar gets from its engine to know; "": no page of the engine tells.
 	ModePath() string
-	// Whole reads the answer: whether the engine serves requests alone.
+	// Whole reads the answer, which is nil if there is no page: whether the engine serves requests alone.
 	Whole(answer []byte) (bool, error)
 }
 
@@ -381,6 +381,8 @@ type Options struct {
 	P2PPort int
 	// Pull says that engines of vLLM's NixlConnector have such tiers too (MultiConnector), and fetch from those of other engines.
 	Pull bool
+	// MoRIIO describes engines of vLLM's MoRIIOConnector.
+	MoRIIO MoRIIO
 	// Lease is how long prefill engines keep a finished hand-off.
 	Lease time.Duration
 	// Ask gets a path from a prefill pod's HTTP server, for protocols that need to know something about the pod before the

@@ -31,3 +31,32 @@ func OneToken(r *request.Request, e *request.Edit) {
 		e.Set("max_tokens", jsonOne)
 	}
 }
+
+// limitControls are the members that endByLimit changes, for Controller.
+var limitControls = []string{"ignore_eos", "stop", "stop_token_ids", "stop_sequences", "sampling_params.ignore_eos", "sampling_params.stop",
+	"sampling_params.stop_token_ids"}
+
+// endByLimit drops from the prefill leg of a vLLM engine what may end it by its first token.
+func endByLimit(r *request.Request, e *request.Edit) {
+	switch r.API {
+	case pd.APIGenerate:
+		e.Drop("sampling_params.stop")
+		e.Drop("sampling_params.stop_token_ids")
+		e.Set("sampling_params.ignore_eos", jsonTrue)
+	case pd.APIMessages: // which has no way to ignore the end of a sequence
+		e.Drop("stop_sequences")
+	default:
+		e.Drop("stop")
+		e.Drop("stop_token_ids")
+		e.Set("ignore_eos", jsonTrue)
+	}
+}
+
+// limitEnd is in a vLLM engine's answer to a leg that ended by its limit. Quotes in a text are escaped, so no text contains it.
+var limitEnd = map[pd.API][]byte{
+	pd.APIChat:        []byte(`"finish_reason":"length"`),
+	pd.APICompletions: []byte(`"finish_reason":"length"`),
+	pd.APIGenerate:    []byte(`"finish_reason":"length"`),
+	pd.APIResponses:   []byte(`"status":"incomplete"`),
+	pd.APIMessages:    []byte(`"stop_reason":"max_tokens"`),
+}

@@ -118,7 +118,7 @@ func (trtllmEngine) Recognize(ctx context.Context, get Get) error {
 // is missing. The metrics of a connector are on the page from the start, and only if the engine has it.
 const vllmSince = "vllm:prompt_tokens_by_source"
 
-// The beginnings of the names of connectors' metrics. Mooncake and the connectors without parameters have none.
+// The beginnings of the names of connectors' metrics. Mooncake, MoRI-IO and the connectors without parameters have none.
 const (
 	nixlMetrics       = "vllm:nixl_"
 	offloadingMetrics = "vllm:kv_offload_"
@@ -154,6 +154,20 @@ func (*vllmMooncake) Recognize(ctx context.Context, get Get) error {
 	return fmt.Errorf("%w: the engine has a NIXL connector, and not Mooncake's: set --kv-connector=nixlv2", ErrWrongProtocol)
 }
 
+// Recognize implements Recognizer. The connector has no metrics of its own.
+func (*vllmMoRIIO) Recognize(ctx context.Context, get Get) error {
+	page, err := mustBe(ctx, get, VLLM)
+	if err != nil || !hasFamily(page, vllmSince) {
+		return err
+	}
+	for _, other := range []struct{ metrics, protocol string }{{nixlMetrics, "nixlv2"}, {offloadingMetrics, "offloading"}} {
+		if hasFamily(page, other.metrics) {
+			return fmt.Errorf("%w: the engine's metrics page has %s*, so that its connector is not MoRIIOConnector: set --kv-connector=%s", ErrWrongProtocol, other.metrics, other.protocol)
+		}
+	}
+	return nil
+}
+
 // Recognize implements Recognizer. Decode waits for half a minute for a prefill engine without the tier.
 func (*vllmOffloading) Recognize(ctx context.Context, get Get) error {
 	has, known, err := connectorIs(ctx, get, offloadingMetrics)
@@ -170,6 +184,7 @@ var (
 	_ Recognizer = vllmFiles{}
 	_ Recognizer = (*vllmMooncake)(nil)
 	_ Recognizer = (*vllmOffloading)(nil)
+	_ Recognizer = (*vllmMoRIIO)(nil)
 	_ Recognizer = (*sglang)(nil)
 	_ Recognizer = trtllm{}
 	_ Recognizer = (*trtllmGenerationFirst)(nil)

@@ -50,7 +50,7 @@ func TestRecognize(t *testing.T) {
 	for _, row := range dialect.Table {
 		all = append(all, row.Name)
 	}
-	vllm := []string{"nixlv2", "nixl-push", "shared-storage", "mooncake", "offloading"}
+	vllm := []string{"nixlv2", "nixl-push", "shared-storage", "mooncake", "offloading", "moriio"}
 	trtllm := []string{"trtllm", "trtllm-generation-first"}
 	for _, c := range []struct {
 		name  string
@@ -60,7 +60,7 @@ func TestRecognize(t *testing.T) {
 		{"vLLM with NIXL", pages{"/metrics": declared(bySource, "vllm:nixl_num_descriptors")}, []string{"nixlv2", "nixl-push", "shared-storage"}},
 		{"vLLM with offloading", pages{"/metrics": declared(bySource, "vllm:kv_offload_bytes_total")}, []string{"offloading", "shared-storage", "mooncake"}},
 		{"vLLM with NIXL and files", pages{"/metrics": declared(bySource, "vllm:nixl_num_descriptors"), "/v1/models": "401"}, []string{"nixlv2", "nixl-push", "shared-storage"}},
-		{"vLLM with Mooncake, or none", pages{"/metrics": declared(bySource)}, []string{"mooncake", "shared-storage"}},
+		{"vLLM with Mooncake, MoRI-IO, or none", pages{"/metrics": declared(bySource)}, []string{"mooncake", "moriio", "shared-storage"}},
 		{"vLLM whose page is too old to show a connector", pages{"/metrics": declared("vllm:num_requests_running")}, vllm},
 		{"vLLM without statistics", pages{"/metrics": declared(), "/v1/models": owned("vllm")}, vllm},
 		{"SGLang", pages{"/metrics": declared("sglang:num_running_reqs")}, []string{"sglang"}},

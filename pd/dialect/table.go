@@ -13,6 +13,7 @@ var Table = []Row{
 	{Name: "mooncake", Engine: VLLM, Connectors: []string{"MooncakeConnector"}, New: newVLLMMooncake},
 	{Name: "nixl-push", Engine: VLLM, Connectors: []string{"NixlPushConnector"}, New: newVLLMPush},
 	{Name: "offloading", Engine: VLLM, Connectors: []string{"OffloadingConnector"}, New: newVLLMOffloading},
+	{Name: "moriio", Engine: VLLM, Connectors: []string{"MoRIIOConnector"}, New: newVLLMMoRIIO},
 	{Name: "trtllm", Engine: TRTLLM, New: newTRTLLM},
 	{Name: "trtllm-generation-first", Engine: TRTLLM, New: newTRTLLMGenerationFirst},
 }

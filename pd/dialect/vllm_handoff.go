@@ -84,31 +84,32 @@ func parseHandoff(raw []byte) (nixlParams, error) {
 }
 
 func readHandoff(raw []byte, s *body.Scanner) (nixlParams, error) {
+	f := fields{raw, s, handoffTable}
 	object := s.Root().Value // without white space around it: it is inserted into a body
 	h := nixlParams{raw: raw[object.Start:object.End], tokens: -1, cached: -1}
 	if m, ok := s.Find(hoPrefill); !ok || m.Kind != body.True {
 		return nixlParams{}, errors.New("hand-off lacks do_remote_prefill true")
 	}
 	var err error
-	if h.pin.EngineID, err = handoffString(raw, s, hoEngine); err != nil {
+	if h.pin.EngineID, err = f.text(hoEngine); err != nil {
 		return nixlParams{}, err
 	}
-	if h.pin.RequestID, err = handoffString(raw, s, hoRequest); err != nil {
+	if h.pin.RequestID, err = f.text(hoRequest); err != nil {
 		return nixlParams{}, err
 	}
-	if h.pin.Host, err = handoffString(raw, s, hoHost); err != nil {
+	if h.pin.Host, err = f.text(hoHost); err != nil {
 		return nixlParams{}, err
 	}
-	if h.pin.Port, err = handoffInt(raw, s, hoPort); err != nil || h.pin.Port < 1 || h.pin.Port > 65535 {
+	if h.pin.Port, err = f.integer(hoPort); err != nil || h.pin.Port < 1 || h.pin.Port > 65535 {
 		return nixlParams{}, errors.New("hand-off lacks a remote_port from 1 to 65535")
 	}
-	if h.tokens, err = handoffOptional(raw, s, hoTokens); err != nil {
+	if h.tokens, err = f.optional(hoTokens); err != nil {
 		return nixlParams{}, err
 	}
-	if h.cached, err = handoffOptional(raw, s, hoCached); err != nil {
+	if h.cached, err = f.optional(hoCached); err != nil {
 		return nixlParams{}, err
 	}
-	h.pin.Tensor, h.pin.Pipeline = handoffRanks(raw, s, hoTensor), handoffRanks(raw, s, hoPipeline)
+	h.pin.Tensor, h.pin.Pipeline = f.ranks(hoTensor), f.ranks(hoPipeline)
 	if h.pin.Tensor == 0 || h.pin.Pipeline == 0 {
 		h.pin.Tensor, h.pin.Pipeline = 0, 0
 	}
@@ -138,44 +139,53 @@ func (h *nixlParams) checkBlocks(promptTokens, blockSize int) error {
 	return nil
 }
 
-func handoffString(raw []byte, s *body.Scanner, want int) (string, error) {
-	m, ok := s.Find(want)
+// fields are the members of a hand-off that was scanned.
+type fields struct {
+	raw   []byte
+	scan  *body.Scanner
+	table *body.Table
+}
+
+// text returns a member that must be a string of at least one byte.
+func (f fields) text(want int) (string, error) {
+	m, ok := f.scan.Find(want)
 	if ok && m.Kind == body.String && m.Value.End-m.Value.Start > 2 {
-		if text, err := body.Text(raw[m.Value.Start:m.Value.End]); err == nil {
+		if text, err := body.Text(f.raw[m.Value.Start:m.Value.End]); err == nil {
 			return text, nil
 		}
 	}
-	return "", fmt.Errorf("hand-off lacks a string %s", handoffTable.Path(want))
+	return "", fmt.Errorf("hand-off lacks a string %s", f.table.Path(want))
 }
 
 var errNotInt = errors.New("not an integer")
 
-func handoffInt(raw []byte, s *body.Scanner, want int) (int, error) {
-	m, ok := s.Find(want)
+// integer returns a member that must be an integer.
+func (f fields) integer(want int) (int, error) {
+	m, ok := f.scan.Find(want)
 	if !ok || m.Kind != body.Number {
 		return 0, errNotInt
 	}
-	return strconv.Atoi(string(raw[m.Value.Start:m.Value.End]))
+	return strconv.Atoi(string(f.raw[m.Value.Start:m.Value.End]))
 }
 
-// handoffOptional reads a member that older engines do not send; -1 if it is absent or null.
-func handoffOptional(raw []byte, s *body.Scanner, want int) (int, error) {
-	if m, ok := s.Find(want); !ok || m.Kind == body.Null {
+// optional returns a member that older engines do not send; -1 if it is absent or null.
+func (f fields) optional(want int) (int, error) {
+	if m, ok := f.scan.Find(want); !ok || m.Kind == body.Null {
 		return -1, nil
 	}
-	n, err := handoffInt(raw, s, want)
+	n, err := f.integer(want)
 	if err != nil || n < 0 {
-		return -1, fmt.Errorf("hand-off member %s is not a number of tokens", handoffTable.Path(want))
+		return -1, fmt.Errorf("hand-off member %s is not a number of tokens", f.table.Path(want))
 	}
 	return n, nil
 }
 
-// handoffRanks reads a number of ranks: 1 if it is absent or null, 0 if it is invalid.
-func handoffRanks(raw []byte, s *body.Scanner, want int) int {
-	if m, ok := s.Find(want); !ok || m.Kind == body.Null {
+// ranks returns a number of ranks: 1 if it is absent or null, 0 if it is invalid.
+func (f fields) ranks(want int) int {
+	if m, ok := f.scan.Find(want); !ok || m.Kind == body.Null {
 		return 1
 	}
-	n, err := handoffInt(raw, s, want)
+	n, err := f.integer(want)
 	if err != nil || n < 1 || n > maxRanks {
 		return 0
 	}

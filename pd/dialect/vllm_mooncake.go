@@ -114,10 +114,7 @@ func (d *vllmMooncake) forget(server pd.Target) {
 func (*vllmMooncake) StripsHeader(name string) bool { return name == rankHeader }
 
 // Controls implements Controller: what may end the prefill leg by its first token.
-func (*vllmMooncake) Controls() []string {
-	return []string{"ignore_eos", "stop", "stop_token_ids", "stop_sequences", "sampling_params.ignore_eos", "sampling_params.stop",
-		"sampling_params.stop_token_ids"}
-}
+func (*vllmMooncake) Controls() []string { return limitControls }
 
 // PushesAfterAnswer implements Pusher.
 func (*vllmMooncake) PushesAfterAnswer() (decodeKeeps bool) { return true }
@@ -158,18 +155,7 @@ func (a *mooncakeAttempt) Prefill() (request.Payload, error) {
 		return request.Payload{}, err
 	}
 	OneToken(a.request, e)
-	switch a.request.API {
-	case pd.APIGenerate:
-		e.Drop("sampling_params.stop")
-		e.Drop("sampling_params.stop_token_ids")
-		e.Set("sampling_params.ignore_eos", jsonTrue)
-	case pd.APIMessages: // which has no way to ignore the end of a sequence
-		e.Drop("stop_sequences")
-	default:
-		e.Drop("stop")
-		e.Drop("stop_token_ids")
-		e.Set("ignore_eos", jsonTrue)
-	}
+	endByLimit(a.request, e)
 	e.Set("kv_transfer_params", []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"`+a.transfer+`"}`))
 	return e.Payload()
 }
@@ -204,15 +190,6 @@ func (a *mooncakeAttempt) Decode() (request.Payload, error) {
 // Handoff implements Rendezvous.
 func (a *mooncakeAttempt) Handoff() Handoff { return a }
 
-// mooncakeEnd is in the answer to a leg that ended by its limit. Quotes in a text are escaped, so no text contains it.
-var mooncakeEnd = map[pd.API][]byte{
-	pd.APIChat:        []byte(`"finish_reason":"length"`),
-	pd.APICompletions: []byte(`"finish_reason":"length"`),
-	pd.APIGenerate:    []byte(`"finish_reason":"length"`),
-	pd.APIResponses:   []byte(`"status":"incomplete"`),
-	pd.APIMessages:    []byte(`"stop_reason":"max_tokens"`),
-}
-
 // Accept implements Attempt.
 func (a *mooncakeAttempt) Accept(answer []byte) (Handoff, error) {
 	h, err := a.accept(answer)
@@ -234,7 +211,7 @@ func (a *mooncakeAttempt) accept(answer []byte) (Handoff, error) {
 	switch {
 	case !completed(answer, &s):
 		return nil, ErrNoHandoff
-	case !bytes.Contains(answer, mooncakeEnd[a.api]):
+	case !bytes.Contains(answer, limitEnd[a.api]):
 		return nil, ErrEnded
 	}
 	told := *a // decode's leg may be reading a

@@ -211,6 +211,12 @@ func (d *vllmNIXL) checkBlocks(h *nixlParams, promptTokens int) error {
 // errPushes: legs of one X-Request-Id, which clients choose, must not reach engines that match them by it.
 var errPushes = fmt.Errorf("%w: the prefill engine pushes KV caches (NixlPushConnector): set --kv-connector=nixl-push", ErrWrongProtocol)
 
+// errMoRIIO: a hand-off of vLLM's MoRIIOConnector has moriioMark, and those of NIXL's connectors do not.
+var (
+	errMoRIIO  = fmt.Errorf("%w: the prefill engine's connector is MoRIIOConnector: set --kv-connector=moriio, and --moriio-write-mode unless its read_mode is on", ErrWrongProtocol)
+	moriioMark = []byte(`"remote_handshake_port"`)
+)
+
 // read takes the parameters and the counts out of prefill's answer.
 func (a *nixlLegs) read(answer []byte) error {
 	var s body.Scanner
@@ -221,8 +227,12 @@ func (a *nixlLegs) read(answer []byte) error {
 	if !ok || m.Kind == body.Null {
 		return ErrNoHandoff
 	}
-	h, err := parseHandoff(answer[m.Value.Start:m.Value.End:m.Value.End])
-	if err != nil {
+	params := answer[m.Value.Start:m.Value.End:m.Value.End]
+	h, err := parseHandoff(params)
+	switch {
+	case err != nil && bytes.Contains(params, moriioMark):
+		return errMoRIIO
+	case err != nil:
 		return err
 	}
 	a.params = h

@@ -20,7 +20,7 @@ func TestVLLMEncodings(t *testing.T) {
 		`{"role":"user","content":"uuid","uuid":"kept"}],"uuid":"kept"}`, item, image)
 	const want = `{"messages":[{"role":"user","content":[{"type":"image_embeds"},{"type":"text","text":"uuid"},` +
 		`{"type":"image_url","image_url":{"url":"data:image/png;base64,uuid","uuid":"inner"}},{}]},{"role":"user","content":"uuid","uuid":"kept"}],"uuid":"kept"`
-	for _, name := range []string{"nixlv2", "nixl-push", "mooncake", "shared-storage", "offloading"} {
+	for _, name := range []string{"nixlv2", "nixl-push", "mooncake", "shared-storage", "offloading", "moriio"} {
 		d, _ := dialect.New(name, dialect.Options{Ask: offloads})
 		table := dialect.Members(d)
 		var scan body.Scanner

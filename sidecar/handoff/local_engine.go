@@ -72,6 +72,9 @@ func (legs *Legs) whole(ctx context.Context) (bool, error) {
 	if mode := legs.localEngine.mode.Load(); mode != nil && legs.Now().Sub(mode.asked) < modeTrust {
 		return mode.whole, nil
 	}
+	if d.ModePath() == "" {
+		return d.Whole(nil)
+	}
 	answer, err := legs.Decode.Page(ctx, d.ModePath(), modeTimeout)
 	if err != nil {
 		return false, err

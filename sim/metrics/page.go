@@ -47,7 +47,8 @@ type Info struct {
 	Series     []string // the values of that label
 	Bounds     []float64
 	Without    string // the page's label that this family lacks
-	Raw        bool   // the family's series are whole sets of labels, without the page's own
+	hidden     bool
+	Raw        bool // the family's series are whole sets of labels, without the page's own
 }
 
 type histogram struct {
@@ -64,6 +65,14 @@ func NewPage(families []Info, labels ...Label) *Page {
 // showAll has every series shown from the start, and the times at which counters and histograms began.
 func (p *Page) showAll() {
 	p.sparse, p.created = false, FormatFloat(float64(time.Now().UnixNano())/1e9)
+}
+
+// Hide leaves the families with this beginning of their names out of the page.
+func (p *Page) Hide(prefix string) {
+	p.families = slices.Clone(p.families)
+	for i := range p.families {
+		p.families[i].hidden = p.families[i].hidden || strings.HasPrefix(p.families[i].Name, prefix)
+	}
 }
 
 // Add adds to a counter without a label of its own.
@@ -125,6 +134,9 @@ func Render(pages ...*Page) []byte {
 	}
 	var b bytes.Buffer
 	for f, info := range pages[0].families {
+		if info.hidden {
+			continue
+		}
 		name := info.Name
 		if info.Kind == Counter {
 			name += "_total"
