@@ -29,7 +29,7 @@ func TestProtocols(t *testing.T) {
 
 // matrixFiles are the tables of e2e/matrix, by protocol. Protocols without one have no simulated engine.
 var matrixFiles = map[string]string{
-	"nixlv2": "matrix.txt", "nixl-push": "push.txt", "sglang": "sglang.txt", "trtllm": "trtllm.txt", "trtllm-generation-first": "trtllm-generation-first.txt",
+	"nixlv2": "matrix.txt", "nixl-push": "push.txt", "moriio": "moriio-write.txt", "sglang": "sglang.txt", "trtllm": "trtllm.txt", "trtllm-generation-first": "trtllm-generation-first.txt",
 }
 
 // example is a request with one feature.

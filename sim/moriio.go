@@ -222,9 +222,13 @@ func (m *moriio) read(s *core.Sequence) {
 		ctx, cancel := context.WithTimeout(ctx, moriioTransfer)
 		defer cancel()
 		l.err = m.transferKV(ctx, l)
+		to, notice := net.JoinHostPort(peer.host, strconv.Itoa(peer.notify)), moriioNotice{Type: noticeRelease, Transfer: transferOf(p, s.ID)}
+		told := sendNotice(ctx, to, notice)
 		m.core.Post(func() {
 			m.core.Resume()
-			m.notice(net.JoinHostPort(peer.host, strconv.Itoa(peer.notify)), moriioNotice{Type: noticeRelease, Transfer: transferOf(p, s.ID)})
+			if told != nil {
+				m.notice(to, notice)
+			}
 			m.loadEnded(l)
 			if l.err == nil && !s.Done { // the last token is computed here
 				legOf(s).external--

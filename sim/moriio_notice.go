@@ -145,12 +145,7 @@ func (m *moriio) notice(address string, n moriioNotice) {
 		ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 		defer cancel()
 		for {
-			c, err := zmtp.Dial(ctx, new(net.Dialer), address, zmtp.Dealer, zmtp.MaxQuestion)
-			if err == nil {
-				if err = c.Send(n.pack()); err == nil {
-					err = c.Close()
-				}
-			}
+			err := sendNotice(ctx, address, n)
 			if err == nil {
 				return
 			}
@@ -160,6 +155,15 @@ func (m *moriio) notice(address string, n moriioNotice) {
 			}
 		}
 	})
+}
+
+// sendNotice sends a notice once.
+func sendNotice(ctx context.Context, address string, n moriioNotice) error {
+	c, err := zmtp.Dial(ctx, new(net.Dialer), address, zmtp.Dealer, zmtp.MaxQuestion)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.Send(n.pack()), c.Close())
 }
 
 // serveNotices takes notices until ctx ends.

@@ -121,7 +121,12 @@ func (r row) checkHeld(t *testing.T, s *fixture) {
 		t.Errorf("the hand-off was released, though the table says it is lost: %s", r.lost)
 	}
 	for i, e := range s.engines() {
-		if r.expectedLoss() == notLost || e != lost {
+		switch {
+		case r.decodeKeeps && e == s.decode:
+			if e.load().used == 0 {
+				t.Error("decode is free, though the table says that it keeps its blocks")
+			}
+		case r.expectedLoss() == notLost || e != lost:
 			mustBeFree(t, e)
 		}
 		st := e.load()

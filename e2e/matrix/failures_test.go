@@ -62,6 +62,7 @@ type failure struct {
 	release         way  // overrides ways
 	stray           bool // prefill may get a notice of a hand-off that it does not hold; see checkStrays
 	either          bool // decode may have read the hand-off before it is released, or not: both results of the release are right
+	decodeKeeps     bool // decode keeps blocks until it is restarted
 	quick           bool // the sidecar's own deadlines are short
 }
 
@@ -81,7 +82,7 @@ const (
 	misnamed loss = "the hand-off names another engine, request or port"
 	// unfit: incomplete parameters end vLLM's decode engine, even in a request that it refuses.
 	unfit loss = "it may crash a decode engine, even one that is only told to release it"
-	// maybeRead: TensorRT-LLM's engines release nothing unread.
+	// maybeRead: TensorRT-LLM's engines release nothing unread, and one that waits for MoRI-IO's write would wait for ever.
 	maybeRead loss = "decode may have read it, and to read it again would keep blocks of decode"
 	// killed: only the sidecar has read prefill's answer.
 	killed loss = "only the sidecar knew it, and was killed"

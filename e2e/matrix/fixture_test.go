@@ -345,6 +345,9 @@ func (s *fixture) startSidecar(t *testing.T, r row) {
 	if r.action == tooOld {
 		cfg.Fallback.Lease = time.Nanosecond
 	}
+	if r.protocol.configure != nil {
+		r.protocol.configure(&cfg, s)
+	}
 	cfg.Keep.Notifier = s.startKeeper(t, r.keeper)
 	cfg.Problems(func(flag, format string, args ...any) { t.Errorf("--%s: "+format, append([]any{flag}, args...)...) })
 	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.spans)).Tracer("")

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar"
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/madeup"
 )
@@ -26,13 +27,15 @@ type protocol struct {
 	// start serves an engine for a role, or, for both roles, one that serves whole requests; nil: vLLM's, with what makes it speak a made-up
 	// protocol.
 	start func(t *testing.T, r row, role pd.Role) *engine
+	// configure sets what the sidecar needs to know of the engines; nil: nothing but the dialect.
+	configure func(*sidecar.Config, *fixture)
 	// firstEvents is how many events a stream has up to its first token.
 	firstEvents map[pd.API]int
 }
 
-// protocols are vLLM's, two of them, SGLang's, TensorRT-LLM's two, and two that no engine speaks: one of each shape, for which the sidecar
+// protocols are vLLM's, with three connectors, SGLang's, TensorRT-LLM's two, and two that no engine speaks: one of each shape, for which the sidecar
 // has no code.
-var protocols = []*protocol{nixl, push, sglangPair, contextFirst, generationFirst, serial, concurrent}
+var protocols = []*protocol{nixl, push, moriioRead, moriioWritten, sglangPair, contextFirst, generationFirst, serial, concurrent}
 
 var (
 	nixl       = &protocol{notices: true, text: "testdata/matrix.txt", head: nixlHead, list: nixlFailures, effects: effects, ways: ways, apis: apis, firstEvents: firstEvents}

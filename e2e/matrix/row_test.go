@@ -74,6 +74,8 @@ func (r row) withKeepers() []row {
 		return r.ofSGLang()
 	case r.protocol == push:
 		return r.ofPush()
+	case r.protocol.configure != nil:
+		return r.ofMoRIIO()
 	case r.situation > last && (!half || r.expected(r.situation) == r.expected(last)):
 		return nil
 	case r.api != pd.APICompletions && r.api != pd.APIChat:

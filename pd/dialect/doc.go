@@ -29,8 +29,8 @@
 //     completion. Nothing is released. Pusher has prefill watched, since decode does not notice one
 //     that hangs. The Handoff is a UsageCorrector with prefill's count.
 //   - MoRI-IO (vllm_moriio.go): Serial, or Concurrent. Attempt mints a transfer_id, and both legs name the pod, the ports and the rank of
-//     the other engine; Accept validates kv_transfer_params, which must name the same transfer. Releaser, RequestReleaser; a Releaser
-//     that is Serial is Leased. Pusher. Moded: a decode engine that reads serves no request alone. UsageCorrector with prefill's count.
+//     the other engine; Accept validates kv_transfer_params, which must name the same transfer. Releaser, RequestReleaser, and a
+//     OnceReleaser if prefill writes. Leased if Serial. Pusher. Moded: a decode engine that reads serves no request alone. UsageCorrector with prefill's count.
 //   - files, LMCache (vllm_files.go): Serial. Prefill is the one-token leg of [OneToken], Accept takes any completion, and Decode is the
 //     client's body. Nothing is released.
 //   - TensorRT-LLM (trtllm.go): Serial, context first. Attempt mints the id of the request at both engines. Accept checks

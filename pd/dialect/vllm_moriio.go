@@ -85,6 +85,9 @@ func (d *vllmMoRIIO) Attempt(ctx context.Context, r *request.Request, prefill pd
 	if err != nil {
 		return nil, err
 	}
+	if d.o.Write {
+		return &moriioWriteAttempt{moriioAttempt{moriioLegs: a}}, nil
+	}
 	return &moriioAttempt{moriioLegs: a}, nil
 }
 
@@ -422,6 +425,25 @@ func (*moriioAttempt) Pin() Pin { return Pin{} }
 // Blocks implements Sized.
 func (a *moriioAttempt) Blocks() int { return a.params.blocks }
 
+// moriioWriteAttempt is one whose prefill engine writes.
+type moriioWriteAttempt struct{ moriioAttempt }
+
+// Accept implements Attempt.
+func (a *moriioWriteAttempt) Accept(answer []byte) (Handoff, error) {
+	h, err := a.moriioAttempt.Accept(answer)
+	if h == nil {
+		return nil, err
+	}
+	return a, err
+}
+
+// ReadsOnce implements OnceReleaser. A prefill engine that is told to free the blocks of a transfer writes no more of it, and a decode leg
+// that has begun to wait for that would keep its blocks for good. Otherwise both free theirs when prefill has written.
+func (*moriioWriteAttempt) ReadsOnce() {}
+
+// ReadsOnce implements OnceReleaser, as above.
+func (*moriioParallelAttempt) ReadsOnce() {}
+
 // moriioParallelAttempt is an attempt of legs that are sent at once, and its hand-off.
 type moriioParallelAttempt struct{ moriioLegs }
 
@@ -491,6 +513,8 @@ var (
 	_ Leased          = (*moriioAttempt)(nil)
 	_ UsageCorrector  = (*moriioAttempt)(nil)
 	_ Sized           = (*moriioAttempt)(nil)
+	_ OnceReleaser    = (*moriioWriteAttempt)(nil)
+	_ OnceReleaser    = (*moriioParallelAttempt)(nil)
 	_ Rendezvous      = (*moriioParallelAttempt)(nil)
 	_ Ranked          = (*moriioParallelAttempt)(nil)
 	_ HeaderSetter    = (*moriioParallelAttempt)(nil)
