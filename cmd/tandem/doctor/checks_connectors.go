@@ -7,6 +7,9 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
@@ -19,6 +22,7 @@ const (
 	protocolMooncake   = "mooncake"
 	protocolOffloading = "offloading"
 	protocolFiles      = "shared-storage"
+	protocolMoRIIO     = "moriio"
 )
 
 // connector returns the KV connector of an engine of vLLM, by its arguments or by its metrics page, which has a connector's metrics
@@ -44,7 +48,7 @@ func (f *fleet) protocol() string {
 	for _, t := range f.of(pd.RoleDecode) {
 		if t.pod != nil {
 			if row, known := dialect.Find(argument(t.pod, "kv-connector", "connector")); known {
-				sidecars = append(sidecars, row.Name)
+				sidecars = append(sidecars, written(t.pod, row.Name))
 			}
 		}
 		if _, speaks := t.connector(); len(speaks) == 1 {
@@ -62,6 +66,19 @@ func (f *fleet) protocol() string {
 		return ""
 	}
 	return ""
+}
+
+// written returns the protocol of a sidecar whose --kv-connector names one: with --moriio-write-mode, nixlv2 is moriio, as in llm-d.
+func written(pod *corev1.Pod, protocol string) string {
+	for _, c := range containers(pod) {
+		for _, word := range slices.Concat(c.Command, c.Args) {
+			name, value, together := strings.Cut(strings.TrimLeft(word, "-"), "=")
+			if set, err := strconv.ParseBool(value); name == "moriio-write-mode" && (!together || set && err == nil) && protocol == protocolPull {
+				return protocolMoRIIO
+			}
+		}
+	}
+	return protocol
 }
 
 // checkConnector looks whether each engine has a connector, and one that speaks the protocol of the decode pods.

@@ -27,7 +27,7 @@ func connected(role pd.Role, connector, sidecar string, metrics ...string) *targ
 	}
 	t.info.Config.Transfer.Connector = connector
 	if sidecar != "" {
-		t.pod.Spec.Containers[0].Args = []string{"--kv-connector=" + sidecar}
+		t.pod.Spec.Containers[0].Args = strings.Fields("--kv-connector=" + sidecar) // with further flags after it
 	}
 	return t
 }
@@ -56,6 +56,11 @@ func TestConnectors(t *testing.T) {
 		{"push", connected(p, "NixlPushConnector", "", "vllm:nixl_x"), connected(d, "NixlPushConnector", "nixl-push", "vllm:nixl_x"), ok, "NixlPushConnector", ""},
 		{"push behind a sidecar that has engines pull", connected(p, "NixlPushConnector", ""), connected(d, "NixlPushConnector", "nixlv2"), fail,
 			"which hands over by nixl-push, and decode pods do by nixlv2", "--kv-connector=nixl-push"},
+		{"MoRI-IO by llm-d's flags", connected(p, "MoRIIOConnector", ""), connected(d, "MoRIIOConnector", "nixlv2 --moriio-write-mode"), ok, "MoRIIOConnector", ""},
+		{"MoRI-IO by llm-d's flags, with a value", connected(p, "MoRIIOConnector", ""), connected(d, "MoRIIOConnector", "nixlv2 --moriio-write-mode=true"), ok, "MoRIIOConnector", ""},
+		{"MoRI-IO", connected(p, "MoRIIOConnector", ""), connected(d, "MoRIIOConnector", "moriio"), ok, "MoRIIOConnector", ""},
+		{"MoRI-IO behind a sidecar of NIXL", connected(p, "MoRIIOConnector", ""), connected(d, "MoRIIOConnector", "nixlv2 --moriio-write-mode=false"), fail,
+			"which hands over by moriio, and decode pods do by nixlv2", "--kv-connector=moriio"},
 		{"Mooncake", connected(p, "MooncakeConnector", ""), connected(d, "MooncakeConnector", "mooncake"), ok, "MooncakeConnector", ""},
 		{"Mooncake that no page shows", connected(p, "", ""), connected(d, "", "mooncake"), unknown, "neither its metrics page", ""},
 		{"prefill with another connector", connected(p, "NixlConnector", ""), connected(d, "MooncakeConnector", ""), fail, "prefill: its connector is NixlConnector", "nixlv2"},
