@@ -54,13 +54,23 @@ test: ## run the unit tests, and those on simulated engines and the real Envoy: 
 	CGO_ENABLED=0 go test -short -trimpath -ldflags='-s -w' -vet=off -p=$$(($$(nproc) * 3)) -parallel=4 -timeout=10m $(TESTFLAGS) \
 		$(if $(filter ./...,$(PKG)),$(LONGEST_TESTS)) $(PKG)
 
+# The tests of these packages start programs. The race detector sees nothing of a program and makes four times the work of the
+# rest, so make test-all looks for races in the other packages only, and test-race in these.
+START_PROGRAMS = /(e2e/.*|charts|docs)$$
+
 .PHONY: test-all
-test-all: modules tools ## run all tests but those on real engines, with the race detector
-	go test -race -timeout=20m $(TESTFLAGS) $(PKG)
+test-all: modules tools ## run all tests but those on real engines, the packages' own with the race detector
+	go list ./... | grep -vE '$(START_PROGRAMS)' | xargs go test -race -timeout=20m $(TESTFLAGS)
+	go list ./... | grep -E '$(START_PROGRAMS)' | xargs go test -p=$$(($$(nproc) * 2)) -timeout=20m $(TESTFLAGS)
 	go test -run '^TestIDsAreTheReferences$$' $(TESTFLAGS) ./epp/tokens
-	cd $(KUBE_MODULE) && go test -race -timeout=20m $(TESTFLAGS) ./...
+	cd $(KUBE_MODULE) && go test -timeout=20m $(TESTFLAGS) ./...
 	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl $(TESTFLAGS) $(NIXL_TESTED)
 	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl -run '^TestNIXL' $(TESTFLAGS) $(NIXL_USERS)
+
+.PHONY: test-race
+test-race: modules tools ## run the tests that start programs with the race detector, too: half an hour
+	go list ./... | grep -E '$(START_PROGRAMS)' | xargs go test -race -timeout=30m $(TESTFLAGS)
+	cd $(KUBE_MODULE) && go test -race -timeout=20m $(TESTFLAGS) ./...
 
 .PHONY: tools
 tools: .tools/envoy .tools/clients .tools/kube .tools/helm .tools/crds .tools/nixl .tools/cyclonedx-gomod .tools/vocabularies .tools/tokenizers .tools/gofakes3 .tools/nats-server ## fetch or build the real parts that tests need
@@ -68,7 +78,7 @@ tools: .tools/envoy .tools/clients .tools/kube .tools/helm .tools/crds .tools/ni
 # In its own folder go test shows what the test prints: how each case went, and how long it took.
 .PHONY: test-vllm
 test-vllm: modules .tools/vllm .tools/tinymodel .tools/envoy .tools/clients ## run the end-to-end suite on real vLLM engines: 7 GB of disk, 10 GB of memory
-	@cd e2e/serving && go test -count=1 -timeout=25m -run '^TestRealEngines$$' $(TESTFLAGS) -vllm
+	@cd e2e/serving && go test -count=1 -timeout=25m -run '^TestRealEngines$$' $(TESTFLAGS) -vllm $(VLLMFLAGS)
 
 .PHONY: test-connectors
 test-connectors: modules .tools/vllm .tools/mooncake .tools/tinymodel .tools/visionmodel ## run pairs of real vLLM engines with their other connectors: 7 GB of disk, 8 GB of memory

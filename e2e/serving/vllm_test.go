@@ -22,7 +22,10 @@ import (
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
-var onVLLM = flag.Bool("vllm", false, "run TestRealEngines, which needs 10 GB of memory and minutes (make test-vllm)")
+var (
+	onVLLM = flag.Bool("vllm", false, "run TestRealEngines, which needs 10 GB of memory and minutes (make test-vllm)")
+	short  = flag.Bool("vllm.ci", false, "break streams off after fewer of their events")
+)
 
 // TestRealEngines runs on real vLLM engines whatever injects nothing into simulated ones, unchanged, and then what only real
 // engines can show.
