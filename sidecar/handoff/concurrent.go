@@ -157,7 +157,7 @@ func (p *legPair) startPrefill(leg request.Payload) {
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	ctx, cancel := context.WithTimeout(ctx, x.legs.PrefillTimeout)
-	p.cancelPrefill, p.prefill = cancel, make(chan prefillResult, 1)
+	p.cancelPrefill, p.prefill = func() { end(errLegEnded) }, make(chan prefillResult, 1)
 	header := x.legHeader()
 	header["Accept-Encoding"] = transport.Identity
 	setHeaders(p.attempt, pd.RolePrefill, header)
@@ -170,11 +170,16 @@ func (p *legPair) startPrefill(leg request.Payload) {
 	v := x.legs.hung.watch(p.target, engine, waitPrefill, leg.Length, end)
 	go func() {
 		defer end(nil)
+		defer cancel()
 		status, of, err := x.legs.sendPrefillLeg(ctx, engine, uri, header, p.attempt, leg)
 		v.over(status != 0)
 		inflight.Dec()
 		x.legs.Metrics.leg("prefill", status, time.Since(p.sent))
-		describeLeg(span, status, err)
+		failure := err
+		if errors.Is(err, context.Canceled) && context.Cause(ctx) == errLegEnded {
+			failure = nil // not prefill's: its answer is not needed, or decode's leg has failed
+		}
+		describeLeg(span, status, failure)
 		span.End()
 		p.prefill <- prefillResult{status, of, err, time.Now()}
 	}()
