@@ -20,6 +20,13 @@ type Comparer interface {
 	Compares()
 }
 
+// Pairer is a Comparer that also chooses the endpoints, of the best that the profiles of both stages have found.
+type Pairer interface {
+	Comparer
+	// Pairs reports whether it does so as it is configured.
+	Pairs() bool
+}
+
 // CacheReader is a Decider that wants Alternatives.Cached as another Matcher than the configuration's first knows it.
 type CacheReader interface {
 	Decider
@@ -54,6 +61,9 @@ type Alternatives struct {
 	// Remote are the endpoints that do it if the ruling is pd.Remote, best first; empty if none is available. nil unless the
 	// decider is a Comparer.
 	Remote []Candidate
+	// Pairs: the ruling may name any of Local and Remote, up to pd.MaxTargets of each; otherwise those behind the first are only there for
+	// when it cannot be reached. Only a Pairer is asked so.
+	Pairs bool
 	// Links has what is known of the network from each of Remote to the first of Local. nil unless the decider is a Comparer.
 	Links []Link
 }
@@ -65,6 +75,9 @@ func (a *Alternatives) Moved() int { return a.Tokens - a.Cached + a.Loads.Sum() 
 type Ruling struct {
 	Verdict pd.Verdict // pd.Local or pd.Remote
 	Reason  pd.Reason  // must explain the verdict: see pd.Reason.Explains
+	// Local and Remote are the indices in Alternatives of the endpoints of the first stage and of this one. They must be 0 unless
+	// Alternatives.Pairs, and endpoints that Candidate.Reads allows together.
+	Local, Remote int
 	// Costs are those of the alternatives, if the decider compared them. Explanations show them, and observers get them.
 	Costs []Cost
 }

@@ -160,15 +160,21 @@ func (m *Model) curvesAt(e *epp.Endpoint, now time.Time) (curves, *engine) {
 
 // linkCurve returns what estimates of hand-offs from an endpoint to another go by, whose curves and page are given.
 func (m *Model) linkCurve(to *curves, one *engine, page *epp.Load, from *epp.Endpoint, now time.Time) curve {
-	usual := to.handoff
-	usual.w = told(&usual.w, usual.known, page)
-	usual.known = 0
+	usual := to.usualLink(page)
 	if one == nil {
 		return usual
 	}
 	if l := one.link(from); l != nil {
 		return l.curve.Load().amid(&usual, now)
 	}
+	return usual
+}
+
+// usualLink returns what estimates of hand-offs to an endpoint go by if nothing is known of those from the other one.
+func (to *curves) usualLink(page *epp.Load) curve {
+	usual := to.handoff
+	usual.w = told(&usual.w, usual.known, page)
+	usual.known = 0
 	return usual
 }
 
@@ -260,6 +266,19 @@ func (m *Model) Token(c *epp.Candidate, tokens, computed int) Estimate {
 	e := curves.token.estimate(&x)
 	e.Time = time.Duration(float64(e.Time) / curves.left(perSecond))
 	return e
+}
+
+// Steps estimates the time of each further token of the answers that an endpoint generates, and the time with one more of them, to a prompt of
+// so many tokens that another endpoint computes.
+func (m *Model) Steps(c *epp.Candidate, tokens int) (now, more time.Duration) {
+	at := m.clock.Now()
+	curves, one := m.curvesAt(c.Endpoint, at)
+	perSecond, prompts := one.computes(at, 0)
+	answers, context := answersOf(c.Load, c.InFlight), contextOf(c.Load)
+	x := tokenTerms(answers, context, prompts)
+	y := tokenTerms(answers+1, context+float64(tokens), prompts)
+	left := curves.left(perSecond)
+	return seconds(curves.token.w.dot(&x) / left), seconds(curves.token.w.dot(&y) / left)
 }
 
 // computes returns how many tokens of prompts, and how many prompts, an endpoint computes in a second while it generates answers, if it gets one

@@ -125,6 +125,43 @@ func (m *Model) Expect(now time.Time, d *epp.Decision) (expected epp.Expected) {
 	return expected
 }
 
+// Receiver predicts hand-offs to an endpoint from others: how long it takes from a computed prompt to the first token that it generates.
+type Receiver struct {
+	m     *Model
+	now   time.Time
+	one   *engine // nil if nothing is known of the endpoint
+	usual curve
+	terms vector
+	place place
+	any   epp.Quantiles // from an endpoint of whose hand-offs nothing is known
+}
+
+// Receiver returns that of an endpoint that has some of a prompt's tokens cached, and must load some of these.
+func (m *Model) Receiver(now time.Time, to *epp.Candidate, tokens, cached int, loads epp.Loads) Receiver {
+	curves, one := m.curvesAt(to.Endpoint, now)
+	x := loadOf(to.Load, to.InFlight, part{tokens, cached, loads})
+	r := Receiver{m: m, now: now, one: one, usual: curves.usualLink(to.Load), terms: handoffTerms(tokens-cached+loads.Sum(), x.answers), place: x.place}
+	r.any = r.quantiles(&r.usual)
+	return r
+}
+
+// From predicts the hand-off from an endpoint.
+func (r *Receiver) From(e *epp.Endpoint) epp.Quantiles {
+	if r.one == nil {
+		return r.any
+	}
+	l := r.one.link(e)
+	if l == nil {
+		return r.any
+	}
+	c := l.curve.Load().amid(&r.usual, r.now)
+	return r.quantiles(&c)
+}
+
+func (r *Receiver) quantiles(c *curve) epp.Quantiles {
+	return r.m.corrections.handoff.quantiles(c.w.dot(&r.terms), &r.place)
+}
+
 // ofFirst returns what is known of the prompt of a request at the endpoint that it is sent to.
 func ofFirst(d *epp.Decision) part { return part{d.Tokens, d.Cached, d.Loads} }
 

@@ -39,12 +39,15 @@ func (k *pick) rule(i int) epp.Ruling {
 	k.round.Stage, k.ruled = s.Stage, i
 	k.asked.Tokens, k.asked.Local = k.round.Request.Prompt.Tokens, k.chosen[0]
 	k.asked.Cached, k.asked.Loads = k.cached()
-	k.asked.Remote, k.asked.Links = nil, nil
+	k.asked.Remote, k.asked.Links, k.asked.Pairs = nil, nil, k.pairing(i)
 	if s.compares {
 		k.choose(i)
 		k.asked.Remote, k.asked.Links = k.chosen[i], k.linksOf(i)
 	}
 	ruling := s.Decider.Decide(&k.asked)
+	if k.asked.Pairs {
+		k.pair(i, &ruling)
+	}
 	if ruling.Verdict != pd.Remote {
 		k.chosen[i] = k.chosen[i][:0]
 	}
@@ -52,6 +55,35 @@ func (k *pick) rule(i int) epp.Ruling {
 		k.trace.ruled(s, &ruling)
 	}
 	return ruling
+}
+
+// pairing reports whether the decider of a stage chooses the endpoints. Where engines compute only a part of a request, those that it could
+// choose depend on what it rules, so there it does not.
+func (k *pick) pairing(i int) bool { return k.pipeline.stages[i].pairs && !k.partial }
+
+// pair makes the endpoints that a decider has chosen the first ones. The others stay behind them, for when these cannot be reached.
+func (k *pick) pair(i int, r *epp.Ruling) {
+	s := &k.pipeline.stages[i]
+	advance(k.chosen[0], r.Local)
+	k.round.Before[0].Endpoint = k.chosen[0][0].Endpoint
+	if len(k.chosen[i]) > 0 {
+		advance(k.chosen[i], r.Remote)
+		k.left = append(k.left[:0], k.chosen[i]...)
+		k.dropMismatched(&k.chosen[0][0])
+		k.chosen[i] = append(k.chosen[i][:0], k.left[:min(len(k.left), s.wanted)]...)
+	}
+	if k.trace != nil {
+		first := &k.pipeline.stages[0]
+		k.trace.paired(first.Stage, s.Decider.Name, k.chosen[0][:min(len(k.chosen[0]), first.wanted)])
+		k.trace.paired(s.Stage, s.Decider.Name, k.chosen[i])
+	}
+}
+
+// advance moves an element to the front.
+func advance[T any](all []T, at int) {
+	first := all[at]
+	copy(all[1:at+1], all[:at])
+	all[0] = first
 }
 
 // linksOf estimates the links from the candidates of a stage to the first endpoint.

@@ -153,6 +153,7 @@ func (k *pick) run() error {
 	if !k.pipeline.splits() {
 		return k.divide()
 	}
+	k.chosen[0] = k.chosen[0][:min(len(k.chosen[0]), k.pipeline.stages[0].wanted)]
 	return nil
 }
 
@@ -227,6 +228,9 @@ func (k *pick) find(i int) bool {
 func (k *pick) choose(i int) {
 	s := &k.pipeline.stages[i]
 	profile, n, dst := s.profile, s.wanted, k.chosen[i][:0]
+	if k.pairing(i) {
+		n = max(n, pd.MaxTargets)
+	}
 	must := i == 0 || k.round.Request.Mode == pd.ModeForce // the request cannot be served without this stage
 	k.enter(s)
 	for j := range profile.Filters {
@@ -254,7 +258,7 @@ func (k *pick) choose(i int) {
 		k.order = profile.Picker.Pick(&k.round, k.totals, n, k.order)
 	}
 	if k.trace != nil {
-		k.trace.chosen(profile.Picker, k.left, k.totals, k.order)
+		k.trace.chosen(profile.Picker, k.left, k.totals, k.order[:min(len(k.order), s.wanted)])
 	}
 	for _, i := range k.order {
 		dst = append(dst, k.left[i])
@@ -293,7 +297,7 @@ func (k *pick) enter(s *stage) {
 	}
 	k.left = append(k.left, k.all[from:]...)
 	k.dropUnable(s)
-	if s.Split && len(k.chosen[0]) > 0 {
+	if s.Split && len(k.chosen[0]) > 0 && !(s.pairs && !k.partial) { // else the decider sees to it
 		k.dropMismatched(&k.chosen[0][0])
 	}
 }

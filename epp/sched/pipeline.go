@@ -65,6 +65,7 @@ type stage struct {
 	profile       *epp.Profile
 	wanted        int    // endpoints
 	compares      bool   // its decider is an epp.Comparer
+	pairs         bool   // the decider of the stage that splits requests chooses from all endpoints that this one's filters leave
 	detects       []bool // by filter of the profile: it is an epp.Detector or an epp.Shedder
 }
 
@@ -169,6 +170,9 @@ func (p *Pipeline) addStages() error {
 			p.split, p.fallback = i, pd.NewFallbackBudget(row.FallbackRatio, row.FallbackBurst)
 			if reader, ok := row.Decider.Decider.(epp.CacheReader); ok {
 				p.reads = reader.Reads()
+			}
+			if pairer, ok := row.Decider.Decider.(epp.Pairer); ok && pairer.Pairs() && i > 0 {
+				s.pairs, p.stages[0].pairs = true, true
 			}
 		}
 		if !slices.Contains(p.roles, row.Role) {

@@ -2,6 +2,7 @@ package sched
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -150,6 +151,29 @@ func (t *tracer) chosen(picker epp.Picker, left []epp.Candidate, totals []float6
 	for i := range t.stage.Candidates {
 		t.stage.Candidates[i].Why = r.why(&t.stage.Candidates[i])
 	}
+}
+
+// paired records the endpoints of a stage that its decider, or that of the stage that splits requests, has chosen together.
+func (t *tracer) paired(stage epp.Stage, decider string, chosen []epp.Candidate) {
+	at := slices.IndexFunc(t.Stages, func(s epp.StageTrace) bool { return s.Stage == stage })
+	if at < 0 {
+		return
+	}
+	all := t.Stages[at].Candidates
+	for i := range all {
+		c := &all[i]
+		was := c.Chosen
+		c.Chosen = 1 + slices.IndexFunc(chosen, func(one epp.Candidate) bool { return one.String() == c.Endpoint })
+		switch {
+		case c.Dropped == kvMismatch:
+			c.Why = refusesCache + c.Mismatch
+		case c.Chosen == 1 && was != 1:
+			c.Why = fmt.Sprintf("chosen by %s, of the endpoints that the scorers prefer; total %.2f", decider, c.Total)
+		case c.Chosen != was:
+			c.Why = fmt.Sprintf("the scorers prefer it to what %s has chosen; total %.2f", decider, c.Total)
+		}
+	}
+	slices.SortStableFunc(all, byRank)
 }
 
 // byRank compares in the order of StageTrace: the chosen ones, then by total, then the dropped ones.

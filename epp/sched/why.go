@@ -57,6 +57,9 @@ func rank(runs *stage, stage *epp.StageTrace, chosen int) ranking {
 // otherwise explains an order that does not follow the totals, as with pickers that draw.
 const otherwise = "the picker does not go by totals alone"
 
+// refusesCache comes before the reason why prefill and decode do not fit.
+const refusesCache = "dropped: the decode engine cannot read its KV caches: "
+
 // why returns one sentence about the result for a candidate.
 func (r *ranking) why(c *epp.CandidateTrace) string {
 	for _, excluded := range r.runs.Excludes {
@@ -68,7 +71,7 @@ func (r *ranking) why(c *epp.CandidateTrace) string {
 	case c.Dropped == engineMode:
 		return fmt.Sprintf("dropped: its engine runs in the mode %s, which does not do this", c.Mode)
 	case c.Dropped == kvMismatch:
-		return "dropped: the decode engine cannot read its KV caches: " + c.Mismatch
+		return refusesCache + c.Mismatch
 	case c.Dropped == unreachable:
 		return "unreachable, as all others are"
 	case c.Dropped != "":
