@@ -54,8 +54,8 @@ type Needed struct {
 // mostReplicas bounds how many replicas of a role are looked for.
 const mostReplicas = 1024
 
-// fullest is the share of the KV cache that answers may fill. Above it, engines preempt answers: what a mean says does not hold for each.
-const fullest = 0.9
+// fullest is the share of the KV cache that answers may fill in the wanted share of the time. Above it, engines preempt answers, or let prompts wait.
+const fullest = 1
 
 // Need returns the smallest numbers of replicas that give a load what is wanted. before is the split of the last call, which is kept unless
 // another one is cheaper by a tenth. A wanted time that an idle replica does not reach either is replaced by one that it does.
@@ -113,14 +113,21 @@ func (n *needs) of(remote []float64, split int) Needed {
 		return need
 	}
 	need.Decode = smallest(func(replicas int) bool { return n.decodes(replicas, remote) })
-	if at := n.at(need.Decode, remote); n.rate(remote) > 0 {
-		need.Prefill = smallest(func(replicas int) bool { return n.prefills(replicas, remote, at.answers) })
+	if n.rate(remote) > 0 {
+		at, may := n.at(need.Decode, remote), n.mayBeLate(need.Decode, remote)
+		need.Prefill = smallest(func(replicas int) bool { return n.prefills(replicas, remote, at.answers, may) })
 	}
 	return need
 }
 
+// smallest looks for it from 1 on, because large numbers take longer to judge.
 func smallest(enough func(replicas int) bool) int {
-	return 1 + sort.Search(mostReplicas-1, func(i int) bool { return enough(1 + i) })
+	most := 1
+	for most < mostReplicas && !enough(most) {
+		most *= 2
+	}
+	least := most/2 + 1 // half of most is not enough
+	return least + sort.Search(most-least, func(i int) bool { return enough(least + i) })
 }
 
 // tokens returns how many tokens of answers are wanted in a second.
@@ -134,8 +141,46 @@ func (n *needs) rate(share []float64) (sum float64) {
 	return n.Rate * sum
 }
 
-// prefills reports whether so many prefill replicas suffice. Decode replicas generate so many answers each.
-func (n *needs) prefills(replicas int, remote []float64, answers float64) bool {
+// mostMoved bounds the share of the prompts for prefill that decode computes while prefill has too many.
+const mostMoved = 0.1
+
+// mayBeLate returns the share of the prompts for prefill that may be too late there. Where the decider compares costs, such a prompt goes to decode
+// instead, and is too late only if decode has too many as well.
+func (n *needs) mayBeLate(decode int, remote []float64) float64 {
+	late := 1 - n.Share
+	if !n.Chosen {
+		return late
+	}
+	moved := make([]float64, len(remote))
+	for i := range remote {
+		moved[i] = remote[i] * (1 - mostMoved)
+	}
+	at := n.at(decode, moved)
+	if math.IsInf(at.answers, 1) || !n.fits(&at) {
+		return late
+	}
+	wait := n.local(moved, at.answers).wait(decode, n.Burst)
+	there := 0.0
+	for i, p := range n.Prompts {
+		own, idle := n.Decode.Prompt(p.Tokens, at.answers)
+		there += p.Share * remote[i] * wait.longer(n.patience(idle, own))
+	}
+	there *= n.Rate / n.rate(remote) // share of those for prefill
+	return max(late, min(mostMoved, late/max(there, 1e-9)))
+}
+
+// local returns the prompts that decode computes.
+func (n *needs) local(remote []float64, answers float64) (q *queue) {
+	q = new(queue)
+	for i, p := range n.Prompts {
+		own, _ := n.Decode.Prompt(p.Tokens, answers)
+		q.add(n.Rate*p.Share*(1-remote[i]), own)
+	}
+	return q
+}
+
+// prefills reports whether with so many prefill replicas no more than a share of the prompts is too late. Decode replicas generate so many answers each.
+func (n *needs) prefills(replicas int, remote []float64, answers, mayBeLate float64) bool {
 	var q queue
 	for i, p := range n.Prompts {
 		own, _ := n.Prefill.Prompt(p.Tokens, 0)
@@ -150,7 +195,7 @@ func (n *needs) prefills(replicas int, remote []float64, answers float64) bool {
 			late, all = late+weight*wait.longer(n.patience(idle, own)), all+weight
 		}
 	}
-	return late <= (1-n.Share)*all
+	return late <= mayBeLate*all
 }
 
 // patience returns how long a prompt may wait that takes so long on an idle replica, and so long of that by its own tokens. One that cannot be in
@@ -202,24 +247,21 @@ func (n *needs) context() float64 { return n.Prompt + n.Answer/2 }
 // decodes reports whether so many decode replicas suffice.
 func (n *needs) decodes(replicas int, remote []float64) bool {
 	s := n.at(replicas, remote)
-	if math.IsInf(s.answers, 1) || n.KVTokens > 0 && s.most > 1 && s.most*n.context() > fullest*n.KVTokens {
+	return !math.IsInf(s.answers, 1) && n.fits(&s) && n.computes(replicas, remote, &s)
+}
+
+// fits reports whether the KV cache suffices for the answers, and their tokens are in time.
+func (n *needs) fits(s *steps) bool {
+	if n.KVTokens > 0 && s.most > 1 && s.most*n.context() > fullest*n.KVTokens {
 		return false
 	}
 	alone := n.Decode.Token(1, n.context(), 0)
-	if n.Decode.Token(s.most, s.most*n.context(), s.prompts)/(1-s.computes) > max(n.TPOT.Seconds(), 1.5*alone) {
-		return false
-	}
-	return n.computes(replicas, remote, &s)
+	return n.Decode.Token(s.most, s.most*n.context(), s.prompts)/(1-s.computes) <= max(n.TPOT.Seconds(), 1.5*alone)
 }
 
 // computes reports whether so many decode replicas compute the prompts in time that do not go to prefill.
 func (n *needs) computes(replicas int, remote []float64, s *steps) bool {
-	var q queue
-	for i, p := range n.Prompts {
-		own, _ := n.Decode.Prompt(p.Tokens, s.answers)
-		q.add(n.Rate*p.Share*(1-remote[i]), own)
-	}
-	wait := q.wait(replicas, n.Burst)
+	wait := n.local(remote, s.answers).wait(replicas, n.Burst)
 	late, all := 0.0, 0.0
 	for i, p := range n.Prompts {
 		if weight := p.Share * (1 - remote[i]); weight > 0 {

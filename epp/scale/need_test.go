@@ -153,3 +153,15 @@ func TestWaitsOfASimulatedQueue(t *testing.T) {
 		t.Errorf("%.4f are expected to wait longer than 0.5 s, %.4f did: want as many, or somewhat more", got, want)
 	}
 }
+
+// TestSmallest: whatever the number, the smallest is found.
+func TestSmallest(t *testing.T) {
+	for want := 1; want <= mostReplicas; want++ {
+		if got := smallest(func(n int) bool { return n >= want }); got != want {
+			t.Fatalf("%d, want %d", got, want)
+		}
+	}
+	if got := smallest(func(int) bool { return false }); got != mostReplicas {
+		t.Errorf("%d where no number is enough, want the most", got)
+	}
+}

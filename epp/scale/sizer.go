@@ -214,21 +214,23 @@ func (s *Sizer) compute(now time.Time) {
 		return // a reload has two sizers for a moment
 	}
 	s.at, engines.KVTokens = now, s.cache
-	s.mix.fade(took)
+	s.mix.fade(s.aging(took))
 	s.counts = append(s.counts, s.mix.take(&s.picks)*Interval.Seconds()/took.Seconds())
-	s.counts = s.counts[max(0, len(s.counts)-history):]
+	s.counts = s.counts[max(0, len(s.counts)-longest):]
 	s.mix.intervals++
 	s.mix.allInFlight += float64(prefill.all + decode.all)
 	s.mix.ownInFlight += float64(prefill.own + decode.own)
 	s.mix.answering += float64(max(0, decode.all-prefill.all)) // a split request is in flight at both until its prompt is computed
 	load := s.mix.load()
-	load.Tokens = s.generated(&engines.Decode, len(decode.endpoints), &load)
 	t := trendOf(s.counts)
+	load.Rate = t.level / Interval.Seconds() * s.mix.pickers()
+	load.Tokens = s.generated(&load, &engines, len(decode.endpoints))
 	ready := max(s.config.Prefill.Ready, s.config.Decode.Ready)
 	load.Rate = t.ahead(ready.Seconds()/Interval.Seconds()) / Interval.Seconds() * s.mix.pickers()
 	load.Burst = t.burst
 	s.needed = Need(&load, s.config.Objective, &engines, s.split)
 	s.split = s.needed.Split
+	margin := max(leastMargin, sure*t.unsure())
 	load.Rate *= 1 + margin
 	load.Tokens *= 1 + margin
 	more := Need(&load, s.config.Objective, &engines, s.split)
@@ -242,17 +244,39 @@ func (s *Sizer) compute(now time.Time) {
 	s.needed.Decode = follow(&s.decode, &s.config.Decode, &decode, s.needed.Decode, more.Decode)
 }
 
-// margin is how much more load fewer replicas must have been enough for before fewer are wanted.
-const margin = 0.1
+// Fewer replicas must have been enough for more load before fewer are wanted: by leastMargin, and by so many standard errors of the rate.
+const (
+	leastMargin = 0.1
+	sure        = 2
+)
 
-// generated returns how many tokens of answers decode endpoints generate in a second: the answers that run by the time of a token.
-func (s *Sizer) generated(rates *latency.Rates, endpoints int, l *Load) float64 {
+// wellKnown is how many requests, of half the weight or more, tell what requests are like.
+const wellKnown = 300
+
+// aging returns by how much a mix ages in a time: less than that where few requests come, which would else tell little.
+func (s *Sizer) aging(took time.Duration) time.Duration {
+	rate := trendOf(s.counts).level / Interval.Seconds()
+	slower := max(1, min(wellKnown/(mixHalfLife.Seconds()*max(rate, 1e-9)), slowest))
+	return time.Duration(float64(took) / slower)
+}
+
+// slowest bounds by how much a mix ages more slowly.
+const slowest = 5
+
+// generated returns how many tokens of answers decode endpoints generate in a second: the answers that run by the time of a token. Prompts that
+// are computed there are in flight too, and take time from the answers.
+func (s *Sizer) generated(l *Load, e *Engines, endpoints int) float64 {
 	if endpoints == 0 || s.mix.intervals == 0 {
 		return 0
 	}
-	running := s.mix.answering / s.mix.intervals
+	n := needs{Load: l, Engines: e}
+	at := n.at(endpoints, n.seen())
+	running := s.mix.answering/s.mix.intervals - at.computes*float64(endpoints)
+	if running <= 0 || at.computes >= 1 {
+		return 0
+	}
 	each := running / float64(endpoints)
-	return running / rates.Token(each, each*(l.Prompt+l.Answer/2), 0)
+	return running * (1 - at.computes) / e.Decode.Token(each, each*n.context(), at.prompts)
 }
 
 // Sizes returns the sizes of decode and, unless there may be none, of prefill: those of the latest interval, or before the first one the current ones within their limits.

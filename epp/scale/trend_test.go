@@ -89,3 +89,21 @@ func poisson(random *rand.Rand, mean float64) (n int) {
 	}
 	return n
 }
+
+// TestLevelOfManyIntervals: the level is that of as many intervals as tell the same as the latest minute.
+func TestLevelOfManyIntervals(t *testing.T) {
+	for name, test := range map[string]struct {
+		counts []float64
+		of     int
+		level  float64
+	}{
+		"steady":             {line(60, 20, 0), longest, 20},
+		"few intervals":      {line(6, 20, 0), 6, 20},
+		"has risen just now": {append(line(30, 20, 0), line(4, 40, 0)...), recent, 40},
+		"a little more":      {append(line(36, 20, 0), line(4, 22, 0)...), longest, 20.2},
+	} {
+		if got := trendOf(test.counts); got.slope == 0 && (got.of != test.of || math.Abs(got.level-test.level) > 1e-9) {
+			t.Errorf("%s: %v of %d intervals, want %v of %d", name, got.level, got.of, test.level, test.of)
+		}
+	}
+}

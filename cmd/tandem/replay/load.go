@@ -69,6 +69,17 @@ func (f *loadFlags) source(files []string, seed int, warnings io.Writer) (*sourc
 // weekly reports whether requests come in the pattern of a week.
 func (f *loadFlags) weekly() bool { return f.Arrivals == "week" }
 
+// days returns the days of a week that are replayed, from 0.
+func (f *loadFlags) days() (all []int) {
+	for _, day := range f.Days {
+		all = append(all, day-1)
+	}
+	if len(all) == 0 {
+		all = []int{0, 1, 2, 3, 4, 5, 6}
+	}
+	return all
+}
+
 // maxClasses is the size of a file of classes at most.
 const maxClasses = 1 << 20
 
@@ -215,7 +226,7 @@ func (s *source) requests(speed float64, concurrency int) (*replay.Trace, error)
 	}
 	switch {
 	case s.flags.weekly():
-		workload.SpaceWeek(rand.New(rand.NewPCG(s.seed, 3)), calls, s.arrivals.Rates.First)
+		workload.SpaceWeek(rand.New(rand.NewPCG(s.seed, 3)), calls, s.arrivals.Rates.First, s.flags.days())
 	case s.arrivals.Rates != (workload.Rates{}) && concurrency == 0:
 		s.arrivals.Space(rand.New(rand.NewPCG(s.seed, 3)), calls)
 	}
@@ -250,7 +261,7 @@ func (s *source) requests(speed float64, concurrency int) (*replay.Trace, error)
 func (s *source) ofWeek() []workload.Call {
 	n := s.flags.Requests
 	if n == 0 {
-		n = int(s.arrivals.Rates.First * workload.Week.Seconds())
+		n = workload.OfWeek(rand.New(rand.NewPCG(s.seed, 3)), s.arrivals.Rates.First, s.flags.days())
 	}
 	random := rand.New(rand.NewPCG(s.seed, 0))
 	if s.trace == nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
+	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/replay"
 	"github.com/tandem-serving/tandem/replay/autoscale"
 )
@@ -105,6 +106,13 @@ func (f *scalingFlags) apply(r *run, slo replay.SLO) error {
 		Prefill: replay.ScaledRole{Min: f.Prefill.Min, Max: f.Prefill.Max, Ready: f.PrefillReady},
 		Decode:  replay.ScaledRole{Min: f.Decode.Min, Max: f.Decode.Max, Ready: f.DecodeReady},
 	}
+	if r.scaler != bySizer {
+		c, err := withoutSizer(o.Config)
+		if err != nil {
+			return err
+		}
+		o.Config = c
+	}
 	switch usual := autoscale.Defaults(); r.scaler {
 	case hpaQueue:
 		o.Scaling.Begin = autoscale.OnQueue(autoscale.Targets{Prefill: f.PrefillQueue, Decode: f.DecodeQueue}, usual)
@@ -126,6 +134,20 @@ func (f *scalingFlags) apply(r *run, slo replay.SLO) error {
 		r.search = newSearch(each, slo, f.Share)
 	}
 	return nil
+}
+
+// withoutSizer returns a configuration without replica-sizer, which makes no picks and takes time.
+func withoutSizer(c *config.Config) (*config.Config, error) {
+	if !slices.Contains(c.Types(), bySizer) {
+		return c, nil
+	}
+	return changed(c, func(all map[string]any) {
+		plugins, _ := all["plugins"].([]any)
+		all["plugins"] = slices.DeleteFunc(plugins, func(one any) bool {
+			p, _ := one.(map[string]any)
+			return p["type"] == bySizer
+		})
+	})
 }
 
 // scaledDetails are the further numbers of a pool that scales.

@@ -78,6 +78,7 @@ type networkFlags struct {
 
 type loadFlags struct {
 	Speeds      []float64        `flag:"speed" arg:"FACTOR[,…]" help:"2: requests come, and users think, twice as fast. Several speeds are compared"`
+	Days        []int            `flag:"week-days" arg:"DAY[,…]" help:"of --arrivals=week: the days that are replayed, from 1, one after the other. Default: all seven"`
 	Requests    int              `flag:"requests" arg:"NUMBER" help:"use only the first ones. Default: all of a trace, those of a shape, 1000 without either"`
 	Strict      bool             `flag:"strict" help:"end if a line of the trace cannot be used; otherwise it is named and left out"`
 	Sessions    bool             `flag:"sessions" help:"have the turns of a session, where the trace names sessions, wait for the answer before, and then as long as in the trace"`
@@ -176,6 +177,9 @@ func (s *settings) Validate(p *boot.Problems) {
 	}
 	p.Require(s.Load.Requests >= 0, "requests", "must not be negative")
 	p.Require(s.Load.MaxInput >= 0, "max-input-tokens", "must not be negative")
+	for _, day := range s.Load.Days {
+		p.Require(day >= 1 && day <= 7, "week-days", "must be from 1 to 7, got %d", day)
+	}
 	p.Require(!s.Load.weekly() || s.Load.Rate.First > 0 && s.Load.Rate.First == s.Load.Rate.Last, "arrivals", "week needs the mean of a week as --rate, such as --rate=1")
 	for _, n := range s.Load.Concurrency {
 		p.Require(n > 0, "concurrency", "must be positive")
@@ -253,24 +257,30 @@ func (f *pickerFlags) configs(from *source, warnings io.Writer) (all []named, er
 // decider is the type of the plugin that --threshold changes.
 const decider = "prefix-based-pd-decider"
 
-// withThreshold returns a configuration in which every prefix-based decider has another threshold. It changes the effective
-// configuration, because a decider may have been added to the file.
+// withThreshold returns a configuration in which every prefix-based decider has another threshold.
 func withThreshold(c *config.Config, tokens int) (*config.Config, error) {
+	return changed(c, func(all map[string]any) {
+		plugins, _ := all["plugins"].([]any)
+		for _, one := range plugins {
+			if p, _ := one.(map[string]any); p["type"] == decider {
+				parameters, _ := p["parameters"].(map[string]any)
+				if parameters == nil {
+					parameters = map[string]any{}
+					p["parameters"] = parameters
+				}
+				parameters["nonCachedTokens"] = tokens
+			}
+		}
+	})
+}
+
+// changed returns a configuration with changes. They are made to the effective configuration, because a plugin may have been added to the file.
+func changed(c *config.Config, change func(all map[string]any)) (*config.Config, error) {
 	var all map[string]any
 	if err := yaml.Unmarshal(c.YAML(), &all); err != nil {
 		return nil, err
 	}
-	plugins, _ := all["plugins"].([]any)
-	for _, one := range plugins {
-		if p, _ := one.(map[string]any); p["type"] == decider {
-			parameters, _ := p["parameters"].(map[string]any)
-			if parameters == nil {
-				parameters = map[string]any{}
-				p["parameters"] = parameters
-			}
-			parameters["nonCachedTokens"] = tokens
-		}
-	}
+	change(all)
 	data, err := yaml.Marshal(all)
 	if err != nil {
 		return nil, err

@@ -17,7 +17,8 @@ const (
 	weekend      = 0.55            // the sixth and the seventh day
 	burstsADay   = 5.0             // on average, at random moments
 	burstMost    = 0.8             // a burst has up to so much more than the rate of its time
-	burstLeast   = 3 * time.Minute // it lasts from so long
+	burstRise    = 3 * time.Minute // within which it rises
+	burstLeast   = 5 * time.Minute // it lasts from so long
 	burstLongest = 20 * time.Minute
 	flash        = 5.0 // times the usual rate: once a week, on the fourth day
 	flashRise    = 3 * time.Minute
@@ -31,18 +32,12 @@ const FlashAt = 3*24*time.Hour + 11*time.Hour
 
 // SpaceWeek sets when calls are due: as many in a second as rate, over whole weeks, with a daily pattern, a quiet weekend, bursts, and once a
 // week a flash crowd that is five times the usual load. The number of calls says how many weeks, or what part of one, they fill. In each
-// minute they are a Poisson process. Only first turns are counted, as in Arrivals.
-func SpaceWeek(r *rand.Rand, calls []Call, rate float64) {
+// minute they are a Poisson process. Only first turns are counted, as in Arrivals. days are the days of the week that follow one another, from 0.
+func SpaceWeek(r *rand.Rand, calls []Call, rate float64, days []int) {
 	due := 0.0
 	for from := 0; from < len(calls); {
-		shape, sum := week(r), 0.0
-		for _, v := range shape {
-			sum += v
-		}
-		each := rate * float64(len(shape)) / sum // calls in a second where shape is 1
 		expected := r.ExpFloat64()
-		for _, v := range shape {
-			many := v * each * minute
+		for _, many := range minutes(r, rate, days) {
 			for ; expected < many && from < len(calls); from++ {
 				if calls[from].After == 0 {
 					calls[from].Due = time.Duration((due + minute*expected/many) * float64(time.Second))
@@ -53,6 +48,30 @@ func SpaceWeek(r *rand.Rand, calls []Call, rate float64) {
 			due += minute
 		}
 	}
+}
+
+// OfWeek returns how many calls SpaceWeek spaces in one week, or in some of its days.
+func OfWeek(r *rand.Rand, rate float64, days []int) int {
+	sum := 0.0
+	for _, many := range minutes(r, rate, days) {
+		sum += many
+	}
+	return max(1, int(sum))
+}
+
+// minutes returns how many calls are expected in each minute of some days of a week. rate is the mean of the whole week, in a second.
+func minutes(r *rand.Rand, rate float64, days []int) (all []float64) {
+	shape, sum := week(r), 0.0
+	for _, v := range shape {
+		sum += v
+	}
+	const ofDay = 24 * 60
+	for _, day := range days {
+		for _, v := range shape[day*ofDay : (day+1)*ofDay] {
+			all = append(all, v/sum*float64(len(shape))*rate*minute)
+		}
+	}
+	return all
 }
 
 // week returns the rate of each minute of a week.
@@ -70,7 +89,7 @@ func week(r *rand.Rand) []float64 {
 		from, lasts := r.IntN(len(shape)), int((burstLeast + time.Duration(r.Float64()*float64(burstLongest-burstLeast))).Minutes())
 		high := burstMost * r.Float64()
 		for i := from; i < min(len(shape), from+lasts); i++ {
-			shape[i] += high * usual[i]
+			shape[i] += high * usual[i] * min(1, float64(i-from+1)/burstRise.Minutes())
 		}
 	}
 	begin := int(FlashAt.Minutes())

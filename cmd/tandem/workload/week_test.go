@@ -6,6 +6,21 @@ import (
 	"time"
 )
 
+var wholeWeek = []int{0, 1, 2, 3, 4, 5, 6}
+
+// TestDaysOfAWeek: some days are as they are in the whole week, and follow one another.
+func TestDaysOfAWeek(t *testing.T) {
+	random := func() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
+	whole, some := minutes(random(), 2, wholeWeek), minutes(random(), 2, []int{3, 5})
+	const day = 24 * 60
+	if len(some) != 2*day || some[0] != whole[3*day] || some[day] != whole[5*day] {
+		t.Errorf("%d minutes, which begin with %v and %v", len(some), some[0], some[day])
+	}
+	if n, want := OfWeek(random(), 2, wholeWeek), int(2*Week.Seconds()); n < want-1 || n > want+1 {
+		t.Errorf("%d calls in a week, want %d", n, want)
+	}
+}
+
 // hours returns how many calls are due in each hour.
 func hours(calls []Call) (n []int) {
 	for i := range calls {
@@ -21,7 +36,7 @@ func hours(calls []Call) (n []int) {
 func TestSpaceWeek(t *testing.T) {
 	const rate = 0.5
 	calls := make([]Call, int(rate*2*Week.Seconds()))
-	SpaceWeek(rand.New(rand.NewPCG(1, 1)), calls, rate)
+	SpaceWeek(rand.New(rand.NewPCG(1, 1)), calls, rate, wholeWeek)
 	for i := 1; i < len(calls); i++ {
 		if calls[i].Due < calls[i-1].Due {
 			t.Fatalf("call %d is due before the one before it", i)
@@ -72,7 +87,7 @@ func TestSpaceWeek(t *testing.T) {
 func TestWeeksAreReproducible(t *testing.T) {
 	spaced := func(seed uint64) []Call {
 		calls := make([]Call, 1000)
-		SpaceWeek(rand.New(rand.NewPCG(seed, 1)), calls, 0.1)
+		SpaceWeek(rand.New(rand.NewPCG(seed, 1)), calls, 0.1, wholeWeek)
 		return calls
 	}
 	if a, b := spaced(1), spaced(1); a[999].Due != b[999].Due {
@@ -86,7 +101,7 @@ func TestWeeksAreReproducible(t *testing.T) {
 // TestLaterTurnsAreNotSpaced: later turns wait for the answer before them.
 func TestLaterTurnsAreNotSpaced(t *testing.T) {
 	calls := []Call{{}, {After: 1}, {}}
-	SpaceWeek(rand.New(rand.NewPCG(1, 1)), calls, 0.01)
+	SpaceWeek(rand.New(rand.NewPCG(1, 1)), calls, 0.01, wholeWeek)
 	if calls[0].Due == 0 || calls[1].Due != 0 || calls[2].Due <= calls[0].Due {
 		t.Errorf("%+v", calls)
 	}
