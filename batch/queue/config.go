@@ -23,8 +23,8 @@ import (
 // Config is one queue. Its file is YAML, or JSON.
 type Config struct {
 	Broker      string   `yaml:"broker"`      // address of the server, such as redis://:password@host:6379/0 or nats://host:4222
-	Queue       string   `yaml:"queue"`       // where messages are: a sorted set of Redis, a subject of NATS
-	Results     string   `yaml:"results"`     // list or subject of the results of messages that name none; "": result-list
+	Queue       string   `yaml:"queue"`       // where messages are: a sorted set of Redis, a subject of NATS, a topic of Kafka
+	Results     string   `yaml:"results"`     // list, subject or topic of the results of messages that name none; "": result-list
 	Endpoint    string   `yaml:"endpoint"`    // of messages that name none; "": /v1/completions
 	Objective   string   `yaml:"objective"`   // InferenceObjective of the requests; "": the upstream's
 	Headers     []string `yaml:"headers"`     // names of the fields of messages' headers that are sent to the upstream
@@ -33,7 +33,7 @@ type Config struct {
 	// What the brokers have that are not Redis.
 	OtherResults []string `yaml:"otherResults"` // where messages may have their results, besides results
 	DeadLetters  string   `yaml:"deadLetters"`  // where dead letters are; "": none are kept
-	Consumer     string   `yaml:"consumer"`     // durable consumer, which batch servers share; "": tandem
+	Consumer     string   `yaml:"consumer"`     // durable consumer, or consumer group, which batch servers share; "": tandem
 	Credentials  string   `yaml:"credentials"`  // file with NATS credentials (.creds); "": none
 
 	Budget     *Budget     `yaml:"budget"`     // nil: none
@@ -96,7 +96,7 @@ func (c *Config) complete() error {
 	case c.Broker == "":
 		return errors.New("broker is missing: want the address of the server, such as redis://host:6379/0")
 	case c.Queue == "":
-		return errors.New("queue is missing: want the name of the sorted set or subject")
+		return errors.New("queue is missing: want the name of the sorted set, subject or topic")
 	case !slices.Contains(batch.Endpoints(), c.Endpoint):
 		return fmt.Errorf("endpoint is %q: want one of %s", c.Endpoint, strings.Join(batch.Endpoints(), ", "))
 	case c.MaxInFlight < 0:
@@ -131,11 +131,14 @@ var drivers = map[string]driver{
 	"unix":   redisDriver,
 	"nats":   natsDriver,
 	"tls":    natsDriver,
+	"kafka":  kafkaDriver,
+	"kafkas": kafkaDriver,
 }
 
 var (
 	redisDriver = driver{checkRedis, func(c *Config) (Source, error) { return OpenRedis(c.Broker, c.Queue, c.Results) }, 5}
 	natsDriver  = driver{checkNATS, func(c *Config) (Source, error) { return OpenNATS(c) }, 20}
+	kafkaDriver = driver{checkKafka, func(c *Config) (Source, error) { return OpenKafka(c) }, 5}
 )
 
 // driver returns that of the address.

@@ -262,7 +262,7 @@ func (n *NATS) Finish(ctx context.Context, m Message, result []byte, reason stri
 		return fmt.Errorf("storing a result of %s: %w", n.cfg.Queue, err)
 	}
 	if most := n.conn.MaxPayload() - natsOverhead; int64(len(result)) > most {
-		result, reason = tooLarge(m, len(result), most)
+		result, reason = tooLarge(m, len(result), "the server's max_payload allows")
 	}
 	if reason != "" && n.cfg.DeadLetters != "" {
 		if err := n.publish(ctx, n.cfg.DeadLetters, m.Key, n.letter(reason, msg.Data())); err != nil && !errors.Is(err, ErrLost) {

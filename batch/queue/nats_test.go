@@ -33,7 +33,7 @@ func startNATS(t testing.TB) station {
 	if err := cfg.complete(); err != nil {
 		t.Fatal(err)
 	}
-	return station{cfg: cfg, renew: natsWait / 3,
+	return station{cfg: cfg, lapse: true, renew: natsWait / 3,
 		open: func() Source {
 			s, err := OpenNATS(&cfg)
 			if err != nil {

@@ -78,9 +78,9 @@ func (r result) encode() []byte {
 	return text
 }
 
-// tooLarge is the result, and the reason of the dead letter, of a message whose result is larger than its broker takes.
-func tooLarge(m Message, has int, most int64) (result []byte, reason string) {
-	reason = fmt.Sprintf("the result has %d bytes, and the broker takes %d", has, most)
+// tooLarge is the result, and the reason of the dead letter, of a message whose result is larger than what its broker takes.
+func tooLarge(m Message, has int, limit string) (result []byte, reason string) {
+	reason = fmt.Sprintf("the result has %d bytes, more than %s", has, limit)
 	return errorResult(m.ID, codeInference, reason).encode(), reason
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 	goredis "github.com/redis/go-redis/v9"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/tandem-serving/tandem/e2e/broker"
 	"github.com/tandem-serving/tandem/e2e/harness"
@@ -122,6 +123,39 @@ func TestQueuePageNATS(t *testing.T) {
 	}
 }
 
+// TestQueuePageKafka does what docs/queues.md says about Kafka.
+func TestQueuePageKafka(t *testing.T) {
+	server := broker.StartKafka(t)
+	text, err := os.ReadFile(filepath.Join(harness.Root, "docs", "queues.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, page, _ := strings.Cut(string(text), "\n## Kafka\n")
+	page, _, _ = strings.Cut(page, "\n## ")
+	_, file, _ := strings.Cut(page, "```yaml\n")
+	file, _, found := strings.Cut(file, "```")
+	sent := regexp.MustCompile(`echo '(.*)' \| kafka-console-producer.sh .* --topic (\S+)`).FindStringSubmatch(page)
+	read := regexp.MustCompile(`kafka-console-consumer.sh .* --topic (\S+) .*--isolation-level read_committed`).FindStringSubmatch(page)
+	if !found || sent == nil || read == nil {
+		t.Fatal("docs/queues.md has no file for Kafka, sends no message or reads no result")
+	}
+	for _, c := range regexp.MustCompile(`--create --topic (\S+)`).FindAllStringSubmatch(page, -1) {
+		server.CreateTopics(1, c[1])
+	}
+	engine := harness.StartSim(t, "engine")
+	start(t, t.TempDir(), "http://"+engine.Addr, "--queues-file="+queuesFile(t, strings.ReplaceAll(file, "kafka://127.0.0.1:9092", server.Address())))
+	if err := server.Client().ProduceSync(t.Context(), &kgo.Record{Topic: sent[2], Value: []byte(sent[1])}).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
+	defer cancel()
+	reader := server.Client(kgo.ConsumeTopics(read[1]), kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	records := reader.PollRecords(ctx, 1).Records()
+	if len(records) != 1 || string(records[0].Key) != "1" || !strings.Contains(string(records[0].Value), `"id":"1","status_code":200`) {
+		t.Errorf("the results are %v", records)
+	}
+}
+
 // queue is a queue in a real broker, whose messages have their results in one place.
 type queue struct {
 	file   string // of --queues-file
@@ -137,6 +171,7 @@ var queueBrokers = []struct {
 }{
 	{"Redis", redisQueue},
 	{"NATS", natsQueue},
+	{"Kafka", kafkaQueue},
 }
 
 func redisQueue(t *testing.T) queue {
@@ -206,6 +241,37 @@ func natsQueue(t *testing.T) queue {
 			}
 			return all
 		},
+		outage: func() { server.Kill(); server.Restart() },
+	}
+}
+
+func kafkaQueue(t *testing.T) queue {
+	server := broker.StartKafka(t)
+	server.CreateTopics(4, "requests")
+	server.CreateTopics(1, "answers", "dead")
+	reader := server.Client(kgo.ConsumeTopics("answers"), kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	var all []string
+	read := func() {
+		var noWait context.Context // it returns what has come
+		reader.PollRecords(noWait, 0).EachRecord(func(r *kgo.Record) { all = append(all, string(r.Value)) })
+	}
+	return queue{
+		file: queuesFile(t, "queues:\n- broker: "+server.Address()+"\n  queue: requests\n  results: answers\n  deadLetters: dead\n  endpoint: /v1/chat/completions\n"),
+		add: func(n int) {
+			producer := server.Client()
+			for i := range n {
+				producer.Produce(t.Context(), &kgo.Record{Topic: "requests", Key: []byte(fmt.Sprint(i)), Value: []byte(message(fmt.Sprint(i)).Member.(string))}, func(_ *kgo.Record, err error) {
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			if err := producer.Flush(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		got:    func(context.Context) (int, error) { read(); return len(all), nil },
+		all:    func() []string { read(); return all },
 		outage: func() { server.Kill(); server.Restart() },
 	}
 }
