@@ -88,6 +88,7 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 		return nil, err
 	}
 	p.sizes.exchange = p.exchange
+	p.queue.wake = p.sizes.wake
 	if p.exchange != nil {
 		registry.MustRegister(p.exchange)
 	}

@@ -18,6 +18,8 @@ type queue struct {
 	*flow.Controller
 	running *flow.Running // also those that did not wait
 	pool    changing
+	began   chan struct{} // holds one: requests have begun to wait
+	wake    func()        // called then, unless it is nil
 
 	mu      sync.Mutex
 	changes *epp.Subscription // nil before follow runs
@@ -26,7 +28,7 @@ type queue struct {
 
 // newQueue makes a queue that lets every request pass until use. name is that of the InferencePool, "" = there is none.
 func newQueue(pool changing, name string, registry *prometheus.Registry) *queue {
-	q := &queue{pool: pool, running: flow.NewRunning(epp.SystemClock)}
+	q := &queue{pool: pool, began: make(chan struct{}, 1), running: flow.NewRunning(epp.SystemClock)}
 	q.Controller = flow.New(flow.Settings{}, flow.OpenGate{}, flow.Options{Clock: epp.SystemClock, Waiting: q.want,
 		Metrics: flow.NewMetrics(registry, name), Running: q.running})
 	registry.MustRegister(q.Controller, q.running)
@@ -47,6 +49,12 @@ func (q *queue) want(any bool) {
 	defer q.mu.Unlock()
 	q.waiting = any
 	q.subscribe()
+	if any {
+		select {
+		case q.began <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // subscribe tells the pool which changes the queue needs. The caller holds mu.
@@ -61,7 +69,7 @@ func (q *queue) subscribe() {
 	q.changes.Want(wanted)
 }
 
-// follow lets requests pass when the pool has capacity, until ctx ends. Then it refuses those that wait.
+// follow lets requests pass when the pool has capacity, and calls wake when some begin to wait, until ctx ends. Then it refuses those that wait.
 func (q *queue) follow(ctx context.Context) {
 	changes := q.pool.Subscribe(0)
 	defer changes.Close()
@@ -77,6 +85,10 @@ func (q *queue) follow(ctx context.Context) {
 			return
 		case <-changes.Ready():
 			changes.Take()
+		case <-q.began:
+			if q.wake != nil {
+				q.wake()
+			}
 		}
 	}
 }

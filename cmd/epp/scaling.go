@@ -127,6 +127,16 @@ func (s *sizes) computed() {
 	s.tell()
 }
 
+// wake has a pool that is scaled to zero start, because a request waits.
+func (s *sizes) wake() {
+	s.mu.Lock()
+	sizer := s.sizer
+	s.mu.Unlock()
+	if sizer != nil {
+		sizer.Wake()
+	}
+}
+
 // key is what other pickers call a size.
 func key(one *scale.Size) string { return one.Role + "/" + one.Variant }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -28,6 +29,9 @@ func sizedBy(decode, prefill int) string {
 		`{decode: {minReplicas: %d, maxReplicas: 9}, prefill: {minReplicas: %d, maxReplicas: 9}}}]}`, decode, prefill)
 }
 
+// ofDecode is ScaledObjectRef with the metadata {role: decode}: field 3, an entry of 14 bytes.
+const ofDecode = "\x1a\x0e\n\x04role\x12\x06decode"
+
 // asksKEDA asks for the number of decode replicas as KEDA does, and returns the answer's bytes.
 func (s *served) asksKEDA(t *testing.T, security credentials.TransportCredentials) (string, error) {
 	t.Helper()
@@ -37,8 +41,7 @@ func (s *served) asksKEDA(t *testing.T, security credentials.TransportCredential
 	must(t, err)
 	defer conn.Close()
 	asked, answer := new(emptypb.Empty), new(emptypb.Empty)
-	// ScaledObjectRef with {role: decode}: field 3, an entry of 14 bytes.
-	asked.ProtoReflect().SetUnknown([]byte("\n\x10\x1a\x0e\n\x04role\x12\x06decode"))
+	asked.ProtoReflect().SetUnknown([]byte("\n\x10" + ofDecode)) // field 1 of GetMetricsRequest
 	err = conn.Invoke(t.Context(), "/externalscaler.ExternalScaler/GetMetrics", asked, answer)
 	return string(answer.ProtoReflect().GetUnknown()), err
 }
@@ -130,4 +133,43 @@ func (s *served) asksMetric(t *testing.T) (int, string) {
 	text, err := io.ReadAll(resp.Body)
 	must(t, err)
 	return resp.StatusCode, string(text)
+}
+
+// TestFirstRequestWakesThePool: a request to a pool that is scaled to zero waits, KEDA is told at once that a replica is wanted, and the
+// request is served by the endpoint that comes.
+func TestFirstRequestWakesThePool(t *testing.T) {
+	endpoints := filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, endpoints, "endpoints: []\n")
+	s := serveWith(t, nil, "--secure-serving=false", "--drain-timeout=1ms", "--scaler-address=127.0.0.1:0",
+		"--config-text="+strings.Replace(overEndpoints(endpoints, "noEndpointRequestTTL: 5m"), "- {type: decode-filter}",
+			"- {type: decode-filter}\n- {type: replica-sizer, parameters: {decode: {minReplicas: 0}, prefill: {maxReplicas: 0}}}", 1))
+	conn, err := grpc.NewClient(s.addresses["scaler"], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	defer conn.Close()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, "/externalscaler.ExternalScaler/StreamIsActive")
+	must(t, err)
+	asked := new(emptypb.Empty)
+	asked.ProtoReflect().SetUnknown([]byte(ofDecode))
+	must(t, stream.SendMsg(asked))
+	must(t, stream.CloseSend())
+	active := func() bool {
+		t.Helper()
+		told := new(emptypb.Empty)
+		must(t, stream.RecvMsg(told))
+		return string(told.ProtoReflect().GetUnknown()) == "\x08\x01"
+	}
+	if active() {
+		t.Error("a pool that no request has come to is active")
+	}
+	request := s.send(t)
+	if !active() {
+		t.Error("a request that waits does not wake the pool")
+	}
+	s.waiting(t, 1)
+	write(t, endpoints, oneEndpoint)
+	if reply := refusal(t, request); reply != nil {
+		t.Errorf("the request is refused: %+v", reply)
+	}
 }

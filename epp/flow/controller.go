@@ -39,6 +39,7 @@ type Controller struct {
 	opt     Options
 	current atomic.Pointer[configured]
 	waiting atomic.Int64 // requests that wait
+	tokens  atomic.Int64 // of their prompts
 	closed  atomic.Bool
 	pending [lanes]pending
 	ranking atomic.Pointer[ranking]
@@ -194,6 +195,11 @@ func (c *Controller) settle(l lane, load epp.InFlight) {
 	}
 }
 
+// Backlog implements epp.Backlog.
+func (c *Controller) Backlog() epp.InFlight {
+	return epp.InFlight{Requests: int(c.waiting.Load()), Tokens: int(c.tokens.Load())}
+}
+
 // SnapshotChanged tells the controller that the pool may have capacity.
 func (c *Controller) SnapshotChanged() {
 	if c.waiting.Load() > 0 {
@@ -322,6 +328,7 @@ func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight, told fun
 	b.add(it)
 	it.series.add(1, it.bytes)
 	c.bytes += it.bytes
+	c.tokens.Add(int64(it.load.Tokens))
 	if c.waiting.Add(1) == 1 && c.opt.Waiting != nil {
 		c.opt.Waiting(true)
 	}
@@ -434,6 +441,7 @@ func (c *Controller) finish(b *band, it *item, now time.Time, result error) {
 	b.remove(it, now)
 	it.series.add(-1, -it.bytes)
 	c.bytes -= it.bytes
+	c.tokens.Add(-int64(it.load.Tokens))
 	if it.timer != nil {
 		it.timer.Stop()
 	}

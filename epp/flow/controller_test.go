@@ -465,3 +465,26 @@ func TestWaitingIsTold(t *testing.T) {
 		}
 	})
 }
+
+func TestBacklog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := newQueue(flow.Settings{}, &slots{})
+		for i, name := range names("a", 3) {
+			r := local(name, 0, "a")
+			r.Prompt.Tokens = 100 * (i + 1)
+			q.send(t.Context(), r)
+		}
+		synctest.Wait()
+		if got, want := q.Backlog(), (epp.InFlight{Requests: 3, Tokens: 600}); got != want {
+			t.Errorf("%+v waits, want %+v", got, want)
+		}
+		q.Configure(flow.Settings{}, q.gate)
+		if got := q.Backlog(); got.Requests != 3 || got.Tokens != 600 {
+			t.Errorf("%+v waits after a reload", got)
+		}
+		q.drain()
+		if got := q.Backlog(); got != (epp.InFlight{}) {
+			t.Errorf("%+v waits in empty queues", got)
+		}
+	})
+}

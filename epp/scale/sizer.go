@@ -50,15 +50,16 @@ type State struct {
 	mu              sync.Mutex
 	at              time.Time // of the latest interval
 	mix             mix
-	counts          []float64 // requests of the latest intervals
+	counts          []float64 // requests of the latest intervals, also those that wait
+	waiting         int       // requests at the end of the latest interval
 	cache           float64   // tokens of the KV cache of a decode endpoint; 0: not known
 	split           int
 	prefill, decode steady
 	needed          Needed
 }
 
-// Sizer computes sizes each Interval, from the first endpoint on. It is an epp.PickObserver, epp.Observer, epp.EndpointObserver and
-// prometheus.Collector, and safe for concurrent use.
+// Sizer computes sizes each Interval, from the first endpoint on, or from the first request that waits for one. It is an epp.PickObserver,
+// epp.Observer, epp.EndpointObserver, epp.BacklogFollower and prometheus.Collector, and safe for concurrent use.
 type Sizer struct {
 	*State
 	config Config
@@ -67,8 +68,9 @@ type Sizer struct {
 
 	own       sync.Mutex // guards what follows
 	endpoints map[*epp.Endpoint]bool
-	timer     epp.Timer // nil: no endpoint has joined yet
-	notify    func()    // nil: nothing is told
+	timer     epp.Timer   // nil: no endpoint has joined yet
+	notify    func()      // nil: nothing is told
+	backlog   epp.Backlog // nil: no request waits
 	closed    bool
 }
 
@@ -82,6 +84,44 @@ func (s *Sizer) Notify(changed func()) {
 	s.own.Lock()
 	defer s.own.Unlock()
 	s.notify = changed
+}
+
+// FollowBacklog implements epp.BacklogFollower.
+func (s *Sizer) FollowBacklog(b epp.Backlog) {
+	s.own.Lock()
+	defer s.own.Unlock()
+	s.backlog = b
+}
+
+// waits returns what waits in the picker.
+func (s *Sizer) waits() epp.InFlight {
+	s.own.Lock()
+	defer s.own.Unlock()
+	if s.backlog == nil {
+		return epp.InFlight{}
+	}
+	return s.backlog.Backlog()
+}
+
+// Wake tells the sizer that requests have begun to wait. If the pool is scaled to zero, one replica of each role is wanted at once.
+func (s *Sizer) Wake() {
+	now := s.clock.Now()
+	prefill, decode := s.roles()
+	s.own.Lock()
+	if s.timer == nil && !s.closed {
+		s.timer = s.clock.AfterFunc(Interval, s.tick)
+	}
+	notify := s.notify
+	s.own.Unlock()
+	s.mu.Lock()
+	woken := len(decode.replicas) == 0 && s.decode.wake(now)
+	if woken && s.config.Prefill.Max > 0 && len(prefill.replicas) == 0 {
+		s.prefill.wake(now)
+	}
+	s.mu.Unlock()
+	if woken && notify != nil {
+		notify()
+	}
 }
 
 // Close ends the computation of sizes.
@@ -202,6 +242,7 @@ func (s *Sizer) roles() (prefill, decode members) {
 // compute closes an interval, and computes the sizes.
 func (s *Sizer) compute(now time.Time) {
 	prefill, decode := s.roles()
+	waits := s.waits()
 	engines := Engines{Prefill: s.model.Rates(prefill.endpoints), Decode: s.model.Rates(decode.endpoints),
 		PrefillCost: s.config.Prefill.Cost / float64(prefill.ranks()), DecodeCost: s.config.Decode.Cost / float64(decode.ranks()), NoPrefill: s.config.Prefill.Max == 0}
 	s.mu.Lock()
@@ -215,18 +256,25 @@ func (s *Sizer) compute(now time.Time) {
 	}
 	s.at, engines.KVTokens = now, s.cache
 	s.mix.fade(s.aging(took))
-	s.counts = append(s.counts, s.mix.take(&s.picks)*Interval.Seconds()/took.Seconds())
+	// Those that wait have come, and those that were picked for may have come before.
+	came := max(0, s.mix.take(&s.picks)+float64(waits.Requests-s.waiting))
+	s.waiting = waits.Requests
+	s.counts = append(s.counts, came*Interval.Seconds()/took.Seconds())
 	s.counts = s.counts[max(0, len(s.counts)-longest):]
 	s.mix.intervals++
 	s.mix.allInFlight += float64(prefill.all + decode.all)
 	s.mix.ownInFlight += float64(prefill.own + decode.own)
 	s.mix.answering += float64(max(0, decode.all-prefill.all)) // a split request is in flight at both until its prompt is computed
 	load := s.mix.load()
+	if len(load.Prompts) == 0 && waits.Requests > 0 {
+		load.Prompt = float64(waits.Tokens) / float64(waits.Requests)
+		load.Prompts = []Prompts{{Share: 1, Tokens: load.Prompt}}
+	}
 	t := trendOf(s.counts)
 	load.Rate = t.level / Interval.Seconds() * s.mix.pickers()
 	load.Tokens = s.generated(&load, &engines, len(decode.endpoints))
 	ready := max(s.config.Prefill.Ready, s.config.Decode.Ready)
-	load.Rate = t.ahead(ready.Seconds()/Interval.Seconds()) / Interval.Seconds() * s.mix.pickers()
+	load.Rate = (t.ahead(ready.Seconds()/Interval.Seconds())/Interval.Seconds() + float64(waits.Requests)/drain.Seconds()) * s.mix.pickers()
 	load.Burst = t.burst
 	s.needed = Need(&load, s.config.Objective, &engines, s.split)
 	s.split = s.needed.Split
@@ -240,9 +288,16 @@ func (s *Sizer) compute(now time.Time) {
 		of.follow(now, needed, more, len(m.replicas), Limits{role.Min, role.Max, s.config.Window})
 		return needed
 	}
-	s.needed.Prefill = follow(&s.prefill, &s.config.Prefill, &prefill, s.needed.Prefill, more.Prefill)
 	s.needed.Decode = follow(&s.decode, &s.config.Decode, &decode, s.needed.Decode, more.Decode)
+	if s.decode.size > 0 && s.config.Prefill.Max > 0 {
+		// Only the whole pool goes to zero: while there are no prefill replicas, no pick shows that one is needed.
+		s.needed.Prefill, more.Prefill = max(1, s.needed.Prefill), max(1, more.Prefill)
+	}
+	s.needed.Prefill = follow(&s.prefill, &s.config.Prefill, &prefill, s.needed.Prefill, more.Prefill)
 }
+
+// drain is the time in which what waits is to be served, besides what comes.
+const drain = time.Minute
 
 // Fewer replicas must have been enough for more load before fewer are wanted: by leastMargin, and by so many standard errors of the rate.
 const (

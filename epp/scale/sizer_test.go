@@ -350,3 +350,82 @@ func BenchmarkPicked(b *testing.B) {
 		}
 	})
 }
+
+// backlog is what a test has wait.
+type backlog struct{ epp.InFlight }
+
+func (b *backlog) Backlog() epp.InFlight { return b.InFlight }
+
+// TestBacklogRaisesSizes: a pool that serves as much as it can, while requests pile up, is too small, although its picks do not increase.
+func TestBacklogRaisesSizes(t *testing.T) {
+	alone, piling := startSizer(t, 1, 1), startSizer(t, 1, 1)
+	var waits backlog
+	piling.FollowBacklog(&waits)
+	alone.serve(t, 12, 4, 4000, 300, nothing)
+	piling.serve(t, 12, 4, 4000, 300, func() { waits.Requests, waits.Tokens = waits.Requests+600, waits.Tokens+600*4000 })
+	p, d := alone.sizes()
+	if moreP, moreD := piling.sizes(); moreP <= p || moreD <= d {
+		t.Errorf("%d+%d are wanted while requests pile up, %d+%d without", moreP, moreD, p, d)
+	}
+	b := startSizer(t, 1, 1)
+	standing := backlog{epp.InFlight{Requests: 2000, Tokens: 2000 * 4000}}
+	b.FollowBacklog(&standing)
+	b.serve(t, 1, 4, 4000, 300, nothing)
+	b.serve(t, 30, 4, 4000, 300, nothing)
+	if more, _ := b.sizes(); more <= p {
+		t.Errorf("%d prefill replicas are wanted while 2000 requests stand, %d without", more, p)
+	}
+}
+
+// TestZero: a pool without load goes to zero as a whole, the first request that waits wakes it at once, and it stays awake for a while.
+func TestZero(t *testing.T) {
+	b := startSizer(t, 0, 0)
+	b.config.Prefill.Min, b.config.Decode.Min = 0, 0
+	told := 0
+	b.Notify(func() { told++ })
+	if p, d := b.sizes(); p != 0 || d != 0 {
+		t.Errorf("%d+%d are wanted of a pool that no request has come to", p, d)
+	}
+	waits := backlog{epp.InFlight{Requests: 1, Tokens: 500}}
+	b.FollowBacklog(&waits)
+	b.Wake()
+	if p, d := b.sizes(); p != 1 || d != 1 || told != 1 {
+		t.Errorf("%d+%d are wanted when a request waits, and that is told %d times, want 1+1 and once", p, d, told)
+	}
+	b.Wake()
+	if told != 1 {
+		t.Error("a pool that is awake is woken")
+	}
+	waits = backlog{}
+	for range 38 { // 9.5 minutes
+		if !b.clock.advance() {
+			t.Fatal("no size is computed while there are no endpoints")
+		}
+		if p, d := b.sizes(); p != 1 || d != 1 {
+			t.Fatalf("%d+%d are wanted %d intervals after the request", p, d, len(b.counts))
+		}
+	}
+	for range 30 {
+		b.clock.advance()
+	}
+	if p, d := b.sizes(); p != 0 || d != 0 {
+		t.Errorf("%d+%d are wanted 17 minutes after the only request", p, d)
+	}
+}
+
+// TestPrefillStaysWithDecode: while decode serves, prefill does not go to zero, since no pick would show that it is needed again.
+func TestPrefillStaysWithDecode(t *testing.T) {
+	b := startSizer(t, 1, 1)
+	b.config.Prefill.Min, b.config.Decode.Min = 0, 0
+	for range 80 {
+		for range 30 {
+			d := b.decision(200)
+			d.Verdict, d.Picks = pd.Local, d.Picks[:1]
+			b.Picked(nil, nil, d)
+		}
+		b.clock.advance()
+	}
+	if p, d := b.sizes(); p != 1 || d < 1 {
+		t.Errorf("%d+%d are wanted, want one prefill replica while decode serves", p, d)
+	}
+}

@@ -46,6 +46,19 @@ func (s *steady) follow(now time.Time, needed, withMore, current int, limits Lim
 	return s.size
 }
 
+// wake makes the size 1 if it is 0.
+func (s *steady) wake(now time.Time) (woken bool) {
+	if s.size > 0 {
+		return false
+	}
+	if s.begun.IsZero() {
+		s.begun = now
+	}
+	s.turn(now, true)
+	s.size = 1
+	return true
+}
+
 func (s *steady) turn(now time.Time, grow bool) {
 	if grow != s.grew {
 		s.grew, s.reversed = grow, now

@@ -47,14 +47,19 @@ func (p *Pages) grace(d epp.Detector) time.Duration {
 type Queue interface {
 	epp.Admission
 	epp.Observer
+	epp.Backlog
 }
 
-// Queueing has requests wait in q, if the configuration has queues, which take the place of shedding by priority.
+// Queueing has requests wait in q, if the configuration has queues, which take the place of shedding by priority. Plugins are told of q that
+// count what waits.
 func Queueing(c *sched.Config, b *config.Built, q Queue) {
 	if b.Queues == nil {
 		return
 	}
 	c.Admission, c.Detector, c.Wait = q, nil, b.Queues.LongestWait()
+	for _, f := range config.Of[epp.BacklogFollower](b) {
+		f.FollowBacklog(q)
+	}
 	if b.Queues.Charges() {
 		c.Observers = append(c.Observers, q)
 	}
