@@ -458,7 +458,7 @@ func TestRetention(t *testing.T) {
 	if status != 200 {
 		t.Fatal(status, made)
 	}
-	open, err := s.store.OpenBatches(t.Context(), 0)
+	open, err := s.store.OpenBatches(t.Context())
 	if err != nil || len(open) != 1 || open[0].OutputExpires != 48*3600 {
 		t.Errorf("%+v, %v: its output must expire after the retention time", open, err)
 	}

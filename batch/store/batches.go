@@ -47,7 +47,7 @@ func (s *Store) AddBatch(ctx context.Context, b batch.Batch, quota batch.Amounts
 		if err := withinQuota(ctx, tx, b.Tenant, quota, added); err != nil {
 			return err
 		}
-		_, err = tx.ExecContext(ctx, `INSERT INTO batches (`+batchColumns+`, open_chunks, epoch, lease)
+		_, err = tx.ExecContext(ctx, `INSERT INTO batches (`+batchColumns+`, open_chunks, epoch, renewals)
 			VALUES ($1, $2, $3, '', $4, '', '', $5, 'validating', $6, 0, $7, 0, 0, 0, 0, 0, 0, 0, 0, 0, $8, 'null', $9, 0, 0, 0)`,
 			b.ID, b.Tenant, b.Endpoint, b.InputFile, b.Window, b.Times.Created, b.Times.Expires, string(metadata), b.OutputExpires)
 		return err

@@ -69,7 +69,7 @@ func testEachChunkOnce(t *testing.T) {
 	for range workers {
 		running.Go(func() {
 			for range chunks / workers {
-				c, err := s.Lease(ctx, "b", 20, 100)
+				c, err := s.Lease(ctx, "b")
 				if err != nil {
 					t.Error(err)
 					return
@@ -122,7 +122,7 @@ func testCancelAndBegin(t *testing.T) {
 	for i := range 20 {
 		id := fmt.Sprint("b", i)
 		addBatch(t, s, id)
-		epoch := must[int64](t)(s.LeaseValidation(ctx, id, 0, 10, 20))
+		epoch := must[int64](t)(s.LeaseValidation(ctx, id, 0))
 		var running sync.WaitGroup
 		var begun, cancelled error
 		var as batch.Batch

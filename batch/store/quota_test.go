@@ -61,7 +61,7 @@ func TestEndedBatches(t *testing.T) {
 		t.Errorf("while it is validated it uses %+v", used)
 	}
 	begin(t, s, "b", 1)
-	c, err := s.Lease(ctx, "b", 20, 100)
+	c, err := s.Lease(ctx, "b")
 	mustDo(t, err)
 	if used := must[batch.Amounts](t)(s.Usage(ctx, "t")); used != (batch.Amounts{Bytes: 30, Batches: 1, Lines: 2}) {
 		t.Errorf("it uses %+v", used)

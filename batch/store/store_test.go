@@ -70,7 +70,7 @@ func addBatch(t *testing.T, s *store.Store, id string) batch.Batch {
 // begin has a batch run, in chunks of two lines.
 func begin(t *testing.T, s *store.Store, id string, chunks int) {
 	t.Helper()
-	epoch := must[int64](t)(s.LeaseValidation(t.Context(), id, 0, 10, 20))
+	epoch := must[int64](t)(s.LeaseValidation(t.Context(), id, 0))
 	var cut []store.Chunk
 	for i := range chunks {
 		cut = append(cut, store.Chunk{Start: int64(10 * i), Bytes: 10, First: int64(2 * i), Lines: 2})
@@ -84,20 +84,20 @@ func TestLife(t *testing.T) {
 	addBatch(t, s, "b")
 	begin(t, s, "b", 2)
 
-	first := must[store.Chunk](t)(s.Lease(ctx, "b", 20, 100))
-	second := must[store.Chunk](t)(s.Lease(ctx, "b", 20, 100))
+	first := must[store.Chunk](t)(s.Lease(ctx, "b"))
+	second := must[store.Chunk](t)(s.Lease(ctx, "b"))
 	if first.Number != 0 || second.Number != 1 || second.Start != 10 || second.First != 2 {
 		t.Fatalf("leased %+v and %+v", first, second)
 	}
-	if _, err := s.Lease(ctx, "b", 20, 100); !errors.Is(err, batch.ErrNotFound) {
+	if _, err := s.Lease(ctx, "b"); !errors.Is(err, batch.ErrNotFound) {
 		t.Fatalf("a third chunk: %v", err)
 	}
 
-	status := must[batch.Status](t)(s.Save(ctx, first, []store.Result{{Line: 1, OK: true, Text: []byte("one\n")}}, batch.Counts{Completed: 1}, 110))
+	status := must[batch.Status](t)(s.Save(ctx, first, []store.Result{{Line: 1, OK: true, Text: []byte("one\n")}}, batch.Counts{Completed: 1}))
 	if status != batch.InProgress {
 		t.Errorf("the status is %s", status)
 	}
-	must[batch.Status](t)(s.Save(ctx, first, []store.Result{{Line: 0, Text: []byte("zero\n")}}, batch.Counts{Failed: 1}, 110))
+	must[batch.Status](t)(s.Save(ctx, first, []store.Result{{Line: 0, Text: []byte("zero\n")}}, batch.Counts{Failed: 1}))
 	var seen []string
 	mustDo(t, s.EachSaved(ctx, first, func(r store.Result) error {
 		seen = append(seen, fmt.Sprintf("%d %t %s", r.Line, r.OK, r.Text))
@@ -137,8 +137,25 @@ func TestLife(t *testing.T) {
 	if _, err := s.Batch(ctx, "another", "b"); !errors.Is(err, batch.ErrNotFound) {
 		t.Errorf("another tenant: %v", err)
 	}
-	if open := must[[]store.Open](t)(s.OpenBatches(ctx, 40)); len(open) != 0 {
+	if open := must[[]store.Open](t)(s.OpenBatches(ctx)); len(open) != 0 {
 		t.Errorf("%d open batches", len(open))
+	}
+}
+
+// mustRevoke fails unless the only lease is want, and can be revoked as it is, but not as it was.
+func mustRevoke(t *testing.T, s *store.Store, want store.Lease) {
+	t.Helper()
+	if leases := must[[]store.Lease](t)(s.Leases(t.Context())); len(leases) != 1 || leases[0] != want {
+		t.Fatalf("leases %+v, want %+v", leases, want)
+	}
+	before := want
+	before.Renewals--
+	if err := s.Revoke(t.Context(), before); !errors.Is(err, store.ErrLost) {
+		t.Errorf("revoking a lease that was renewed: %v", err)
+	}
+	mustDo(t, s.Revoke(t.Context(), want))
+	if leases := must[[]store.Lease](t)(s.Leases(t.Context())); len(leases) != 0 {
+		t.Errorf("leases %+v are left", leases)
 	}
 }
 
@@ -147,29 +164,33 @@ func TestLostLease(t *testing.T) {
 	s, ctx := open(t), t.Context()
 	addBatch(t, s, "b")
 	begin(t, s, "b", 1)
-	slow := must[store.Chunk](t)(s.Lease(ctx, "b", 20, 100))
-	must[batch.Status](t)(s.Save(ctx, slow, []store.Result{{Line: 0, OK: true, Text: []byte("a\n")}}, batch.Counts{Completed: 1}, 100))
-	next := must[store.Chunk](t)(s.Lease(ctx, "b", 100, 200))
+	slow := must[store.Chunk](t)(s.Lease(ctx, "b"))
+	must[batch.Status](t)(s.Save(ctx, slow, []store.Result{{Line: 0, OK: true, Text: []byte("a\n")}}, batch.Counts{Completed: 1}))
+	if _, err := s.Lease(ctx, "b"); !errors.Is(err, batch.ErrNotFound) {
+		t.Errorf("a leased chunk: %v", err)
+	}
+	mustRevoke(t, s, store.Lease{Batch: "b", Epoch: 1, Renewals: 1})
+	next := must[store.Chunk](t)(s.Lease(ctx, "b"))
 	if next.Number != slow.Number || next.Epoch != slow.Epoch+1 {
 		t.Fatalf("leased %+v after %+v", next, slow)
 	}
-	if _, err := s.Save(ctx, slow, []store.Result{{Line: 1, OK: true, Text: []byte("b\n")}}, batch.Counts{Completed: 1}, 300); !errors.Is(err, store.ErrLost) {
+	if _, err := s.Save(ctx, slow, []store.Result{{Line: 1, OK: true, Text: []byte("b\n")}}, batch.Counts{Completed: 1}); !errors.Is(err, store.ErrLost) {
 		t.Errorf("Save: %v", err)
 	}
 	if err := s.Finish(ctx, slow, batch.Counts{Completed: 1}); !errors.Is(err, store.ErrLost) {
 		t.Errorf("Finish: %v", err)
 	}
 	mustDo(t, s.Release(ctx, slow))
-	if _, err := s.Lease(ctx, "b", 101, 300); !errors.Is(err, batch.ErrNotFound) {
+	if _, err := s.Lease(ctx, "b"); !errors.Is(err, batch.ErrNotFound) {
 		t.Errorf("the release of a lost lease freed the chunk: %v", err)
 	}
 	if lines := must[map[int64]bool](t)(s.SavedLines(ctx, next)); len(lines) != 1 || !lines[0] {
 		t.Errorf("saved lines %v", lines)
 	}
 	mustDo(t, s.Release(ctx, next))
-	third := must[store.Chunk](t)(s.Lease(ctx, "b", 102, 300))
+	third := must[store.Chunk](t)(s.Lease(ctx, "b"))
 	mustDo(t, s.Recover(ctx))
-	fourth := must[store.Chunk](t)(s.Lease(ctx, "b", 103, 300))
+	fourth := must[store.Chunk](t)(s.Lease(ctx, "b"))
 	if third.Epoch != 3 || fourth.Epoch != 4 {
 		t.Errorf("epochs %d and %d", third.Epoch, fourth.Epoch)
 	}
@@ -187,19 +208,19 @@ func TestCancelAndExpire(t *testing.T) {
 	if _, err := s.Cancel(ctx, "t", "new", 6); !errors.Is(err, batch.ErrEnded) {
 		t.Errorf("once more: %v", err)
 	}
-	if _, err := s.LeaseValidation(ctx, "new", 0, 10, 20); !errors.Is(err, store.ErrLost) {
+	if _, err := s.LeaseValidation(ctx, "new", 0); !errors.Is(err, store.ErrLost) {
 		t.Errorf("its validation: %v", err)
 	}
 
 	addBatch(t, s, "runs")
 	begin(t, s, "runs", 1)
-	c := must[store.Chunk](t)(s.Lease(ctx, "runs", 20, 100))
+	c := must[store.Chunk](t)(s.Lease(ctx, "runs"))
 	for range 2 {
 		if b := must[batch.Batch](t)(s.Cancel(ctx, "t", "runs", 50)); b.Status != batch.Cancelling {
 			t.Errorf("a batch that runs: %+v", b)
 		}
 	}
-	if status := must[batch.Status](t)(s.Save(ctx, c, nil, batch.Counts{}, 110)); status.Closes() != batch.CodeCancelled {
+	if status := must[batch.Status](t)(s.Save(ctx, c, nil, batch.Counts{})); status.Closes() != batch.CodeCancelled {
 		t.Errorf("a worker learns %s", status)
 	}
 	mustDo(t, s.Finish(ctx, c, batch.Counts{}))
@@ -214,7 +235,7 @@ func TestCancelAndExpire(t *testing.T) {
 		t.Errorf("before its time: %s", b.Status)
 	}
 	mustDo(t, s.Expire(ctx, "late", 1000))
-	c = must[store.Chunk](t)(s.Lease(ctx, "late", 1000, 2000))
+	c = must[store.Chunk](t)(s.Lease(ctx, "late"))
 	mustDo(t, s.Finish(ctx, c, batch.Counts{}))
 	if b := must[batch.Batch](t)(s.End(ctx, "late", 1001)); b.Status != batch.Expired || b.Times.Expired != 1001 || b.Times.Finalizing != 1000 {
 		t.Errorf("in the end: %+v", b)
@@ -229,18 +250,22 @@ func TestCancelAndExpire(t *testing.T) {
 func TestFailedValidation(t *testing.T) {
 	s, ctx := open(t), t.Context()
 	addBatch(t, s, "b")
-	epoch := must[int64](t)(s.LeaseValidation(ctx, "b", 0, 10, 20))
-	if _, err := s.LeaseValidation(ctx, "b", epoch, 19, 30); !errors.Is(err, store.ErrLost) {
+	epoch := must[int64](t)(s.LeaseValidation(ctx, "b", 0))
+	if _, err := s.LeaseValidation(ctx, "b", epoch); !errors.Is(err, store.ErrLost) {
 		t.Errorf("a leased validation: %v", err)
 	}
-	next := must[int64](t)(s.LeaseValidation(ctx, "b", epoch, 20, 30))
-	if err := s.RenewValidation(ctx, "b", epoch, 40); !errors.Is(err, store.ErrLost) {
+	mustRevoke(t, s, store.Lease{Batch: "b", Chunk: store.Validation, Epoch: 1, Renewals: 1})
+	if err := s.RenewValidation(ctx, "b", epoch); !errors.Is(err, store.ErrLost) {
+		t.Errorf("Renew of what was revoked: %v", err)
+	}
+	next := must[int64](t)(s.LeaseValidation(ctx, "b", epoch))
+	if err := s.RenewValidation(ctx, "b", epoch); !errors.Is(err, store.ErrLost) {
 		t.Errorf("Renew: %v", err)
 	}
 	if err := s.Fail(ctx, "b", epoch, nil, 40); !errors.Is(err, store.ErrLost) {
 		t.Errorf("Fail: %v", err)
 	}
-	mustDo(t, s.RenewValidation(ctx, "b", next, 40), s.Fail(ctx, "b", next, []batch.Problem{{Code: "x", Message: "y", Line: 3}}, 41))
+	mustDo(t, s.RenewValidation(ctx, "b", next), s.Fail(ctx, "b", next, []batch.Problem{{Code: "x", Message: "y", Line: 3}}, 41))
 	if b := must[batch.Batch](t)(s.Batch(ctx, "t", "b")); b.Status != batch.Failed || len(b.Problems) != 1 || b.Problems[0].Line != 3 || b.Times.Failed != 41 {
 		t.Errorf("got %+v", b)
 	}
@@ -341,11 +366,11 @@ func BenchmarkSave(b *testing.B) {
 	if err := errors.Join(s.AddFile(b.Context(), batch.File{ID: "f"}, batch.Amounts{}), s.AddBatch(b.Context(), bt, batch.Amounts{})); err != nil {
 		b.Fatal(err)
 	}
-	epoch, err := s.LeaseValidation(b.Context(), "b", 0, 1, 2)
+	epoch, err := s.LeaseValidation(b.Context(), "b", 0)
 	if err == nil {
 		err = s.Begin(b.Context(), "b", epoch, "m", []store.Chunk{{Lines: 1 << 40}}, 1)
 	}
-	chunk, leaseErr := s.Lease(b.Context(), "b", 1, 2)
+	chunk, leaseErr := s.Lease(b.Context(), "b")
 	if err := errors.Join(err, leaseErr); err != nil {
 		b.Fatal(err)
 	}
@@ -358,7 +383,7 @@ func BenchmarkSave(b *testing.B) {
 			results[i] = store.Result{Line: line, OK: true, Text: text}
 			line++
 		}
-		if _, err := s.Save(b.Context(), chunk, results, batch.Counts{Completed: lines}, 10); err != nil {
+		if _, err := s.Save(b.Context(), chunk, results, batch.Counts{Completed: lines}); err != nil {
 			b.Fatal(err)
 		}
 	}

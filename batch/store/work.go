@@ -11,21 +11,26 @@ import (
 	"github.com/tandem-serving/tandem/batch"
 )
 
-// The states of chunks.
-const (
-	chunkWaits  = 0
-	chunkLeased = 1
-	chunkDone   = 2
-)
-
 // Open is a batch that has not ended, as workers see it.
 type Open struct {
 	batch.Batch
 	Waiting, Leased int64 // chunks
 	Chunks          int64 // that are not done
 	Epoch           int64 // of its validation
-	Lease           int64 // of its validation
+	Renewals        int64 // of the lease of its validation; 0: no worker has one
 }
+
+// Lease is what a worker has of a chunk, or of the validation of a batch. It lasts until it is revoked: the store reads no clock, and a worker
+// that renews its leases is told from one that was killed by Renewals.
+type Lease struct {
+	Batch    string
+	Chunk    int64 // Validation: that of the batch
+	Epoch    int64
+	Renewals int64
+}
+
+// Validation is the Chunk of a lease of the validation of a batch.
+const Validation = -1
 
 // Chunk is a run of lines of an input file that a worker has leased.
 type Chunk struct {
@@ -45,9 +50,9 @@ type Result struct {
 
 // Recover takes all leases away. The caller knows that no worker runs.
 func (s *Store) Recover(ctx context.Context) error {
-	_, err := s.db.ExecContext(ctx, `UPDATE chunks SET lease = 0 WHERE state = $1`, chunkLeased)
+	_, err := s.db.ExecContext(ctx, `UPDATE chunks SET state = 0 WHERE state = 1`)
 	if err == nil {
-		_, err = s.db.ExecContext(ctx, `UPDATE batches SET lease = 0 WHERE status = 'validating'`)
+		_, err = s.db.ExecContext(ctx, `UPDATE batches SET renewals = 0 WHERE status = 'validating'`)
 	}
 	if err != nil {
 		return fmt.Errorf("taking the leases of an earlier process: %w", err)
@@ -55,18 +60,51 @@ func (s *Store) Recover(ctx context.Context) error {
 	return nil
 }
 
+// Leases returns the leases of all workers.
+func (s *Store) Leases(ctx context.Context) (leases []Lease, err error) {
+	rows, err := s.db.QueryContext(ctx, `SELECT batch, number, epoch, renewals FROM chunks WHERE state = 1 AND batch IN (SELECT id FROM batches WHERE status IN `+openStatuses+`)
+		UNION ALL SELECT id, $1, epoch, renewals FROM batches WHERE status = 'validating' AND renewals > 0`, Validation)
+	if err != nil {
+		return nil, fmt.Errorf("listing leases: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var l Lease
+		if err := rows.Scan(&l.Batch, &l.Chunk, &l.Epoch, &l.Renewals); err != nil {
+			return nil, fmt.Errorf("listing leases: %w", err)
+		}
+		leases = append(leases, l)
+	}
+	return leases, rows.Err()
+}
+
+// Revoke takes a lease from its worker. ErrLost: it was renewed, or has ended.
+func (s *Store) Revoke(ctx context.Context, l Lease) error {
+	var result sql.Result
+	var err error
+	if l.Chunk == Validation {
+		result, err = s.db.ExecContext(ctx, `UPDATE batches SET renewals = 0 WHERE id = $1 AND epoch = $2 AND renewals = $3 AND status = 'validating'`, l.Batch, l.Epoch, l.Renewals)
+	} else {
+		result, err = s.db.ExecContext(ctx, `UPDATE chunks SET state = 0 WHERE batch = $1 AND number = $2 AND epoch = $3 AND renewals = $4 AND state = 1`, l.Batch, l.Chunk, l.Epoch, l.Renewals)
+	}
+	if err := changed(result, err, ErrLost); err != nil {
+		return fmt.Errorf("revoking a lease of batch %s: %w", l.Batch, err)
+	}
+	return nil
+}
+
 // OpenBatches returns the batches that have not ended, oldest first.
-func (s *Store) OpenBatches(ctx context.Context, now int64) (open []Open, err error) {
-	rows, err := s.db.QueryContext(ctx, `SELECT `+batchColumns+`, open_chunks, epoch, lease,
-		(SELECT count(*) FROM chunks WHERE batch = id AND (state = 0 OR state = 1 AND lease <= $1)), (SELECT count(*) FROM chunks WHERE batch = id AND state = 1 AND lease > $1)
-		FROM batches WHERE status IN `+openStatuses+` ORDER BY created, id`, now)
+func (s *Store) OpenBatches(ctx context.Context) (open []Open, err error) {
+	rows, err := s.db.QueryContext(ctx, `SELECT `+batchColumns+`, open_chunks, epoch, renewals,
+		(SELECT count(*) FROM chunks WHERE batch = id AND state = 0), (SELECT count(*) FROM chunks WHERE batch = id AND state = 1)
+		FROM batches WHERE status IN `+openStatuses+` ORDER BY created, id`)
 	if err != nil {
 		return nil, fmt.Errorf("listing open batches: %w", err)
 	}
 	defer rows.Close()
 	for rows.Next() {
 		var o Open
-		if o.Batch, err = scanBatch(rows, &o.Chunks, &o.Epoch, &o.Lease, &o.Waiting, &o.Leased); err != nil {
+		if o.Batch, err = scanBatch(rows, &o.Chunks, &o.Epoch, &o.Renewals, &o.Waiting, &o.Leased); err != nil {
 			return nil, fmt.Errorf("listing open batches: %w", err)
 		}
 		open = append(open, o)
@@ -74,18 +112,18 @@ func (s *Store) OpenBatches(ctx context.Context, now int64) (open []Open, err er
 	return open, rows.Err()
 }
 
-// LeaseValidation leases the validation of a batch until a time, and returns its epoch. ErrLost: another worker was first.
-func (s *Store) LeaseValidation(ctx context.Context, id string, epoch, now, until int64) (int64, error) {
-	result, err := s.db.ExecContext(ctx, `UPDATE batches SET epoch = epoch + 1, lease = $4 WHERE id = $1 AND epoch = $2 AND lease <= $3 AND status = 'validating'`, id, epoch, now, until)
+// LeaseValidation leases the validation of a batch, and returns its epoch. ErrLost: another worker was first.
+func (s *Store) LeaseValidation(ctx context.Context, id string, epoch int64) (int64, error) {
+	result, err := s.db.ExecContext(ctx, `UPDATE batches SET epoch = epoch + 1, renewals = 1 WHERE id = $1 AND epoch = $2 AND renewals = 0 AND status = 'validating'`, id, epoch)
 	if err := changed(result, err, ErrLost); err != nil {
 		return 0, fmt.Errorf("leasing the validation of batch %s: %w", id, err)
 	}
 	return epoch + 1, nil
 }
 
-// RenewValidation has a validation last until a later time.
-func (s *Store) RenewValidation(ctx context.Context, id string, epoch, until int64) error {
-	result, err := s.db.ExecContext(ctx, `UPDATE batches SET lease = $3 WHERE id = $1 AND epoch = $2 AND status = 'validating'`, id, epoch, until)
+// RenewValidation renews the lease of a validation.
+func (s *Store) RenewValidation(ctx context.Context, id string, epoch int64) error {
+	result, err := s.db.ExecContext(ctx, `UPDATE batches SET renewals = renewals + 1 WHERE id = $1 AND epoch = $2 AND renewals > 0 AND status = 'validating'`, id, epoch)
 	if err := changed(result, err, ErrLost); err != nil {
 		return fmt.Errorf("renewing the validation of batch %s: %w", id, err)
 	}
@@ -118,7 +156,7 @@ func (s *Store) Begin(ctx context.Context, id string, epoch int64, model string,
 		if err != nil {
 			return err
 		}
-		insert, err := tx.PrepareContext(ctx, `INSERT INTO chunks (batch, number, start, bytes, first, lines, state, epoch, lease, output, output_bytes, error_blob, error_bytes)
+		insert, err := tx.PrepareContext(ctx, `INSERT INTO chunks (batch, number, start, bytes, first, lines, state, epoch, renewals, output, output_bytes, error_blob, error_bytes)
 			VALUES ($1, $2, $3, $4, $5, $6, 0, 0, 0, '', 0, '', 0)`)
 		if err != nil {
 			return err
@@ -137,17 +175,17 @@ func (s *Store) Begin(ctx context.Context, id string, epoch int64, model string,
 	return nil
 }
 
-// Lease leases the first chunk of a batch that no worker has, until a time. batch.ErrNotFound: there is none.
-func (s *Store) Lease(ctx context.Context, id string, now, until int64) (c Chunk, err error) {
+// Lease leases the first chunk of a batch that no worker has. batch.ErrNotFound: there is none.
+func (s *Store) Lease(ctx context.Context, id string) (c Chunk, err error) {
 	c.Batch = id
 	err = s.transact(ctx, func(tx *sql.Tx) error {
 		err := tx.QueryRowContext(ctx, `SELECT number, epoch, start, bytes, first, lines FROM chunks
-			WHERE batch = $1 AND (state = 0 OR state = 1 AND lease <= $2) ORDER BY number LIMIT 1`+s.skipLocked, id, now).Scan(&c.Number, &c.Epoch, &c.Start, &c.Bytes, &c.First, &c.Lines)
+			WHERE batch = $1 AND state = 0 ORDER BY number LIMIT 1`+s.skipLocked, id).Scan(&c.Number, &c.Epoch, &c.Start, &c.Bytes, &c.First, &c.Lines)
 		if err != nil {
 			return noRows(err)
 		}
 		c.Epoch++
-		return exec(ctx, tx, ErrLost, `UPDATE chunks SET state = 1, epoch = $3, lease = $4 WHERE batch = $1 AND number = $2 AND epoch = $3 - 1`, id, c.Number, c.Epoch, until)
+		return exec(ctx, tx, ErrLost, `UPDATE chunks SET state = 1, epoch = $3, renewals = 0 WHERE batch = $1 AND number = $2 AND epoch = $3 - 1`, id, c.Number, c.Epoch)
 	})
 	if err != nil {
 		return c, fmt.Errorf("leasing a chunk of batch %s: %w", id, err)
@@ -157,9 +195,9 @@ func (s *Store) Lease(ctx context.Context, id string, now, until int64) (c Chunk
 
 // Save stores results of a leased chunk that are not stored yet, and renews the lease. executed is how many of them ran and gave an answer, failed
 // how many ran and gave none that counts. It returns the status of the batch, which says whether further lines are to run.
-func (s *Store) Save(ctx context.Context, c Chunk, results []Result, ran batch.Counts, until int64) (status batch.Status, err error) {
+func (s *Store) Save(ctx context.Context, c Chunk, results []Result, ran batch.Counts) (status batch.Status, err error) {
 	err = s.transact(ctx, func(tx *sql.Tx) error {
-		if err := exec(ctx, tx, ErrLost, `UPDATE chunks SET lease = $4 WHERE batch = $1 AND number = $2 AND epoch = $3 AND state = 1`, c.Batch, c.Number, c.Epoch, until); err != nil {
+		if err := exec(ctx, tx, ErrLost, `UPDATE chunks SET renewals = renewals + 1 WHERE batch = $1 AND number = $2 AND epoch = $3 AND state = 1`, c.Batch, c.Number, c.Epoch); err != nil {
 			return err
 		}
 		if err := count(ctx, tx, c.Batch, ran, 0); err != nil {
@@ -270,7 +308,7 @@ func (s *Store) Finish(ctx context.Context, c Chunk, ran batch.Counts) error {
 
 // Release ends the lease of a chunk that is not finished.
 func (s *Store) Release(ctx context.Context, c Chunk) error {
-	_, err := s.db.ExecContext(ctx, `UPDATE chunks SET state = 0, lease = 0 WHERE batch = $1 AND number = $2 AND epoch = $3 AND state = 1`, c.Batch, c.Number, c.Epoch)
+	_, err := s.db.ExecContext(ctx, `UPDATE chunks SET state = 0 WHERE batch = $1 AND number = $2 AND epoch = $3 AND state = 1`, c.Batch, c.Number, c.Epoch)
 	if err != nil {
 		return fmt.Errorf("releasing a chunk of batch %s: %w", c.Batch, err)
 	}

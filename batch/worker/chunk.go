@@ -23,8 +23,6 @@ const (
 	saveEvery = time.Second
 	// saveBytes of results are saved without waiting for saveEvery, so that they do not fill the memory.
 	saveBytes = 1 << 20
-	// leaseTime in milliseconds: a worker that has saved nothing for so long has ended, or is of no use.
-	leaseTime = 30_000
 )
 
 // job is a line to send.
@@ -140,7 +138,7 @@ func (r *chunkRun) compute(stop, cut context.Context, sent func()) (closing stri
 	closeFor := func(code string) { closing = code; endStart(); end() }
 	ticker := time.NewTicker(saveEvery)
 	defer ticker.Stop()
-	expiry := time.NewTimer(time.Duration(r.batch.Times.Expires-r.w.now()) * time.Millisecond)
+	expiry := time.NewTimer(max(time.Millisecond, r.untilExpiry()))
 	defer expiry.Stop()
 	for {
 		select {
@@ -149,10 +147,9 @@ func (r *chunkRun) compute(stop, cut context.Context, sent func()) (closing stri
 		case <-expiry.C:
 			if err := r.w.store.Expire(cut, r.batch.ID, r.w.now()); err != nil {
 				r.w.log.Warn("a batch that has expired goes on", "error", err)
-				expiry.Reset(saveEvery)
-				continue
 			}
-			closeFor(batch.CodeExpired)
+			// If the clock was set back meanwhile, the window has not ended: the status that save returns says so.
+			expiry.Reset(max(saveEvery, r.untilExpiry()))
 		case <-ticker.C:
 		case <-r.full:
 		}
@@ -169,6 +166,11 @@ func (r *chunkRun) compute(stop, cut context.Context, sent func()) (closing stri
 			closeFor(status.Closes())
 		}
 	}
+}
+
+// untilExpiry returns how long the window of the batch lasts by the clock.
+func (r *chunkRun) untilExpiry() time.Duration {
+	return time.Duration(r.batch.Times.Expires-r.w.now()) * time.Millisecond
 }
 
 // dispatch sends all lines at the worker's pace, and waits for their results.
@@ -230,7 +232,7 @@ func (r *chunkRun) save(ctx context.Context) (batch.Status, error) {
 	r.mu.Lock()
 	fresh, ran := r.fresh, r.ran
 	r.mu.Unlock()
-	status, err := r.w.store.Save(ctx, r.chunk, fresh, ran, r.w.now()+leaseTime)
+	status, err := r.w.store.Save(ctx, r.chunk, fresh, ran)
 	if err != nil {
 		return "", err
 	}

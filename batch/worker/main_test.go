@@ -125,7 +125,11 @@ func (b *bench) newWorker() *Worker {
 // work runs a worker until the end of the test, or until it is stopped.
 func (b *bench) work() running {
 	b.t.Helper()
-	w := b.newWorker()
+	return b.run(b.newWorker())
+}
+
+// run runs a worker that is made.
+func (b *bench) run(w *Worker) running {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := running{w, cancel, make(chan struct{})}
 	go func() {

@@ -231,7 +231,7 @@ func (v *validation) compare(from io.Reader, suspects map[int64]int64) error {
 
 // validate validates the input file of a batch.
 func (w *Worker) validate(ctx context.Context, b store.Open) error {
-	epoch, err := w.store.LeaseValidation(ctx, b.ID, b.Epoch, w.now(), w.now()+leaseTime)
+	epoch, err := w.store.LeaseValidation(ctx, b.ID, b.Epoch)
 	if err != nil {
 		return err
 	}
@@ -243,7 +243,7 @@ func (w *Worker) validate(ctx context.Context, b store.Open) error {
 		return err
 	}
 	v := newValidation(b.Endpoint, w.cfg.MaxLines, parts[0].Bytes)
-	check := func() error { return w.store.RenewValidation(ctx, b.ID, epoch, w.now()+leaseTime) }
+	check := func() error { return w.store.RenewValidation(ctx, b.ID, epoch) }
 	pass := func(read func(io.Reader) error) error {
 		from, err := w.blobs.Open(ctx, parts[0].Blob, 0)
 		if err != nil {

@@ -52,18 +52,26 @@ type Worker struct {
 	upstream    *upstream.Client
 	validations chan store.Open // to the goroutine that validates
 
+	wall func() time.Time // for what clients are told, and may be set; leases do not depend on it
+
 	mu     sync.Mutex
-	chunks int   // that have not ended
-	bytes  int64 // of their lines
+	active map[chunkID]bool // chunks that have not ended
+	bytes  int64            // of their lines
+}
+
+// chunkID names a lease of a chunk.
+type chunkID struct {
+	batch         string
+	number, epoch int64
 }
 
 // New makes a Worker.
 func New(cfg Config, s *store.Store, blobs batch.Blobs, to *upstream.Client, t Telemetry) *Worker {
 	return &Worker{cfg: cfg, store: s, blobs: blobs, upstream: to, log: t.Log, metrics: newMetrics(t.Metrics, s),
-		wake: make(chan struct{}, 1), feeds: make(chan struct{}, feeding), validations: make(chan store.Open)}
+		wake: make(chan struct{}, 1), feeds: make(chan struct{}, feeding), validations: make(chan store.Open), wall: time.Now, active: map[chunkID]bool{}}
 }
 
-func (w *Worker) now() int64 { return time.Now().UnixMilli() }
+func (w *Worker) now() int64 { return w.wall().UnixMilli() }
 
 // Wake has the worker look for work now.
 func (w *Worker) Wake() {
@@ -83,6 +91,7 @@ func (w *Worker) Run(ctx context.Context) {
 	defer stop()
 	running.Go(func() { w.validateAll(ctx) })
 	running.Go(func() { w.tidy(ctx) })
+	running.Go(func() { w.watchLeases(ctx) })
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
@@ -196,7 +205,7 @@ func (w *Worker) deleteFile(ctx context.Context, f batch.File) error {
 
 // next looks after all open batches, and leases a chunk. nil: there is none, or enough are active.
 func (w *Worker) next(ctx context.Context) *chunkRun {
-	open, err := w.store.OpenBatches(ctx, w.now())
+	open, err := w.store.OpenBatches(ctx)
 	if err != nil {
 		w.report(ctx, err)
 		return nil
@@ -205,7 +214,7 @@ func (w *Worker) next(ctx context.Context) *chunkRun {
 		w.report(ctx, w.advance(ctx, &open[i]))
 	}
 	w.mu.Lock()
-	busy := w.chunks >= activeChunks || w.bytes >= activeBytes
+	busy := len(w.active) >= activeChunks || w.bytes >= activeBytes
 	w.mu.Unlock()
 	if busy {
 		return nil
@@ -214,14 +223,13 @@ func (w *Worker) next(ctx context.Context) *chunkRun {
 	if chosen == nil {
 		return nil
 	}
-	now := w.now()
-	chunk, err := w.store.Lease(ctx, chosen.ID, now, now+leaseTime)
+	chunk, err := w.store.Lease(ctx, chosen.ID)
 	if err != nil {
 		w.report(ctx, err)
 		return nil
 	}
 	w.mu.Lock()
-	w.chunks++
+	w.active[chunkID{chunk.Batch, chunk.Number, chunk.Epoch}] = true
 	w.bytes += chunk.Bytes
 	w.mu.Unlock()
 	return &chunkRun{w: w, chunk: chunk, batch: chosen.Batch, full: make(chan struct{}, 1), done: map[int64]bool{}}
@@ -230,7 +238,7 @@ func (w *Worker) next(ctx context.Context) *chunkRun {
 // end ends a chunk: there is space for others, and its batch may have ended.
 func (w *Worker) end(run *chunkRun) {
 	w.mu.Lock()
-	w.chunks--
+	delete(w.active, chunkID{run.chunk.Batch, run.chunk.Number, run.chunk.Epoch})
 	w.bytes -= run.chunk.Bytes
 	w.mu.Unlock()
 	w.Wake()
@@ -257,7 +265,7 @@ func (w *Worker) advance(ctx context.Context, o *store.Open) error {
 		o.Status = batch.Finalizing
 	}
 	switch {
-	case o.Status == batch.Validating && o.Lease <= now:
+	case o.Status == batch.Validating && o.Renewals == 0:
 		select {
 		case w.validations <- *o:
 		default: // another batch is being validated

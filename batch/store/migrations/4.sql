@@ -1,0 +1,3 @@
+ALTER TABLE chunks RENAME COLUMN lease TO renewals;
+ALTER TABLE batches RENAME COLUMN lease TO renewals;
+UPDATE batches SET renewals = 0;
