@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"strings"
 	"time"
 
 	"gocloud.dev/blob"
@@ -18,8 +19,14 @@ import (
 // partBytes is how much of a blob is sent at a time, and is in memory for each blob that is written: the least that S3 allows.
 const partBytes = 5 << 20
 
-// keyPrefix begins the keys of blobs in a bucket, which may have other objects too.
-const keyPrefix = "tandem-batch_"
+const (
+	// keyPrefix begins the keys of blobs in a bucket, which may have other objects too.
+	keyPrefix = "tandem-batch_"
+	// ownerKey is the object that names the database that blobs belong to.
+	ownerKey = "tandem-batch-database"
+	// maxOwner is the longest id of a database in bytes.
+	maxOwner = 1000
+)
 
 // Bucket is a bucket of an S3-compatible store, which processes on several machines may share.
 type Bucket struct{ bucket *blob.Bucket }
@@ -119,6 +126,32 @@ func (b *Bucket) Open(ctx context.Context, key string, offset int64) (io.ReadClo
 func (b *Bucket) Delete(ctx context.Context, key string) error {
 	if err := b.bucket.Delete(ctx, key); err != nil && gcerrors.Code(err) != gcerrors.NotFound {
 		return fmt.Errorf("deleting blob %s: %w", key, err)
+	}
+	return nil
+}
+
+// Owner returns the id of the database that the blobs belong to; "": they were never claimed.
+func (b *Bucket) Owner(ctx context.Context) (string, error) {
+	from, err := b.bucket.NewRangeReader(ctx, ownerKey, 0, maxOwner, nil)
+	if gcerrors.Code(err) == gcerrors.NotFound {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading whose the bucket is: %w", err)
+	}
+	defer from.Close()
+	id, err := io.ReadAll(from)
+	if err != nil {
+		return "", fmt.Errorf("reading whose the bucket is: %w", err)
+	}
+	return strings.TrimSpace(string(id)), nil
+}
+
+// Claim notes the id of the database that the blobs belong to. Of two databases that claim a bucket at the same time, the later one has it: not
+// every store that speaks S3's protocol can write an object only if there is none.
+func (b *Bucket) Claim(ctx context.Context, id string) error {
+	if err := b.bucket.WriteAll(ctx, ownerKey, []byte(id+"\n"), &blob.WriterOptions{ContentType: "text/plain"}); err != nil {
+		return fmt.Errorf("storing whose the bucket is: %w", err)
 	}
 	return nil
 }

@@ -13,8 +13,12 @@ import (
 	"github.com/tandem-serving/tandem/batch"
 )
 
-// unfinished is the ending of files that are not blobs yet.
-const unfinished = ".tmp"
+const (
+	// unfinished is the ending of files that are not blobs yet.
+	unfinished = ".tmp"
+	// ownerFile names the database that blobs belong to. It is not a key: these are longer.
+	ownerFile = "database"
+)
 
 // Dir is a directory of blobs.
 type Dir struct{ root string }
@@ -52,7 +56,14 @@ type Writer struct {
 
 // Create begins a blob. The context is not used: a directory does not wait.
 func (d *Dir) Create(context.Context) (batch.BlobWriter, error) {
-	key := batch.NewID("")
+	w, err := d.create(batch.NewID(""))
+	if err != nil {
+		return nil, err // not w, which would be an interface that is not nil
+	}
+	return w, nil
+}
+
+func (d *Dir) create(key string) (*Writer, error) {
 	file, err := os.OpenFile(d.path(key)+unfinished, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("creating a file: %w", err)
@@ -132,7 +143,7 @@ func (d *Dir) Keys(each func(key string) error) error {
 	for {
 		names, err := dir.Readdirnames(1000)
 		for _, name := range names {
-			if strings.HasSuffix(name, unfinished) {
+			if strings.HasSuffix(name, unfinished) || name == ownerFile {
 				continue
 			}
 			if err := each(name); err != nil {
@@ -146,6 +157,32 @@ func (d *Dir) Keys(each func(key string) error) error {
 			return fmt.Errorf("listing blobs: %w", err)
 		}
 	}
+}
+
+// Owner returns the id of the database that the blobs belong to; "": they were never claimed.
+func (d *Dir) Owner(context.Context) (string, error) {
+	id, err := os.ReadFile(d.path(ownerFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading whose the files are: %w", err)
+	}
+	return strings.TrimSpace(string(id)), nil
+}
+
+// Claim notes the id of the database that the blobs belong to.
+func (d *Dir) Claim(_ context.Context, id string) error {
+	w, err := d.create(ownerFile)
+	if err != nil {
+		return err
+	}
+	defer w.Abort()
+	if _, err := w.Write([]byte(id + "\n")); err != nil {
+		return fmt.Errorf("storing whose the files are: %w", err)
+	}
+	_, err = w.Commit()
+	return err
 }
 
 func (d *Dir) path(key string) string { return filepath.Join(d.root, filepath.Base(key)) }

@@ -14,7 +14,7 @@ import (
 var migrations embed.FS
 
 // schemaVersion is the number of the last step.
-const schemaVersion = 4
+const schemaVersion = 5
 
 // migrate brings the tables to schemaVersion, each step in a transaction of its own. A database of a newer version is refused.
 func (s *Store) migrate(ctx context.Context) error {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -46,6 +47,10 @@ func openShared(ctx context.Context, addressFile, bucket string) (*data, error) 
 		return nil, boot.Missingf("--bucket: %w", err)
 	}
 	d.blobs = d.bucket
+	if err := d.claim(ctx, d.bucket); err != nil {
+		d.close()
+		return nil, boot.Missingf("--bucket: %w", err)
+	}
 	return d, nil
 }
 
@@ -65,6 +70,9 @@ func openData(ctx context.Context, dir string, log *slog.Logger) (*data, error) 
 		d.store, err = store.OpenSQLite(ctx, filepath.Join(dir, "batch.db"))
 	}
 	if err == nil {
+		err = d.claim(ctx, files)
+	}
+	if err == nil {
 		err = errors.Join(d.store.Recover(ctx), d.sweep(ctx, files.Keys, log))
 	}
 	if err != nil {
@@ -72,6 +80,38 @@ func openData(ctx context.Context, dir string, log *slog.Logger) (*data, error) 
 		return nil, boot.Missingf("opening --data: %w", err)
 	}
 	return d, nil
+}
+
+// contents are the contents of files, of one database.
+type contents interface {
+	Owner(ctx context.Context) (string, error)
+	Claim(ctx context.Context, id string) error
+}
+
+// claim takes the contents of files for the database, unless they are those of another one, whose sweep would delete this one's, and the other
+// way round.
+func (d *data) claim(ctx context.Context, of contents) error {
+	id, claimed, err := d.store.Installation(ctx)
+	if err != nil {
+		return err
+	}
+	owner, err := of.Owner(ctx)
+	if err == nil && owner == "" && !claimed {
+		if err = of.Claim(ctx, id); err == nil {
+			owner, err = of.Owner(ctx)
+		}
+	}
+	switch {
+	case err != nil:
+		return err
+	case owner == "":
+		return errors.New("the contents of this database's files are elsewhere: name where they are, or move them here, with the object or file that names their database")
+	case owner != id:
+		return fmt.Errorf("the contents of files there belong to another database (its id is %s, and this one's %s): name that database, or another place", owner, id)
+	case claimed:
+		return nil
+	}
+	return d.store.SetClaimed(ctx)
 }
 
 // sweep deletes those of the keys that neither a file nor a chunk names: a process was killed after it had written their blobs.
@@ -106,7 +146,11 @@ func (d *data) sweepBucket(ctx context.Context, log *slog.Logger) {
 	defer ticker.Stop()
 	for {
 		old := func(each func(key string) error) error { return d.bucket.Older(ctx, time.Now().Add(-sweepAge), each) }
-		if err := d.sweep(ctx, old, log); err != nil && ctx.Err() == nil {
+		err := d.claim(ctx, d.bucket) // if another database has claimed it at the same time, the blobs may be that one's
+		if err == nil {
+			err = d.sweep(ctx, old, log)
+		}
+		if err != nil && ctx.Err() == nil {
 			log.Warn("looking for files that nothing names", "error", err)
 		}
 		select {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -15,6 +16,8 @@ import (
 	"github.com/tandem-serving/tandem/batch/upstream"
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
+	"github.com/tandem-serving/tandem/e2e/postgres"
+	"github.com/tandem-serving/tandem/e2e/s3"
 )
 
 func TestMain(m *testing.M) {
@@ -72,8 +75,8 @@ func TestOpenDataSweeps(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.close()
-	if left, err := os.ReadDir(filepath.Join(dir, "files")); err != nil || len(left) != 0 {
-		t.Errorf("%d blobs are left, %v", len(left), err)
+	if left, err := os.ReadDir(filepath.Join(dir, "files")); err != nil || len(left) != 1 || left[0].Name() != "database" {
+		t.Errorf("%v are left, %v", left, err)
 	}
 	for _, file := range []string{"batch.db", "batch.db-wal", "batch.db-shm", "lock"} {
 		info, err := os.Stat(filepath.Join(dir, file))
@@ -108,4 +111,88 @@ func TestReady(t *testing.T) {
 	if got := status(); got != http.StatusServiceUnavailable {
 		t.Errorf("status %d after the end", got)
 	}
+}
+
+// TestOtherDatabase: a database and contents of files that do not belong together are refused, and the contents stay as they are.
+func TestOtherDatabase(t *testing.T) {
+	log := (&boot.Log{}).New(boot.IO{Name: "batch", Stderr: io.Discard})
+	store := func(t *testing.T, d *data) {
+		t.Helper()
+		w, err := d.blobs.Create(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Commit(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func(t *testing.T, d *data, err error, want string) {
+		t.Helper()
+		if err == nil {
+			d.close()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want a refusal that says %q", err, want)
+		}
+	}
+	t.Run("directory", func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "data")
+		d, err := openData(t.Context(), dir, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		store(t, d)
+		d.close()
+		files := filepath.Join(dir, "files")
+		if err := os.Rename(files, files+".away"); err != nil {
+			t.Fatal(err)
+		}
+		d, err = openData(t.Context(), dir, log)
+		refused(t, d, err, "are elsewhere")
+		if err := errors.Join(os.RemoveAll(files), os.Rename(files+".away", files), os.Remove(filepath.Join(dir, "batch.db"))); err != nil {
+			t.Fatal(err)
+		}
+		d, err = openData(t.Context(), dir, log)
+		refused(t, d, err, "belong to another database")
+		if left, err := os.ReadDir(files); err != nil || len(left) != 2 {
+			t.Errorf("%v are left, %v", left, err)
+		}
+	})
+	t.Run("bucket", func(t *testing.T) {
+		server, objects := postgres.Start(t), s3.Start(t)
+		address := func() string {
+			file := filepath.Join(t.TempDir(), "database")
+			if err := os.WriteFile(file, []byte(server.Schema()), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return file
+		}
+		first, second := address(), address()
+		bucket := objects.Bucket(t, "batches")
+		var all []*data
+		for range 2 { // two processes of one installation
+			d, err := openShared(t.Context(), first, bucket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.close()
+			all = append(all, d)
+		}
+		store(t, all[0])
+		d, err := openShared(t.Context(), second, bucket)
+		refused(t, d, err, "belong to another database")
+		d, err = openShared(t.Context(), first, objects.Bucket(t, "others"))
+		refused(t, d, err, "are elsewhere")
+		if d, err = openShared(t.Context(), second, bucket+"&prefix=second/"); err != nil {
+			t.Fatal(err)
+		}
+		defer d.close()
+		// It has found the bucket without an owner at the same time as the first.
+		if err := all[0].bucket.Claim(t.Context(), "other"); err != nil {
+			t.Fatal(err)
+		}
+		if err := all[0].claim(t.Context(), all[0].bucket); err == nil {
+			t.Error("a sweep goes on in a bucket that another database has claimed since the start")
+		}
+	})
 }

@@ -1,0 +1,1 @@
+CREATE TABLE installation (id TEXT NOT NULL PRIMARY KEY, claimed BIGINT NOT NULL);
