@@ -167,12 +167,15 @@ func mount(t *testing.T, all objects, pod *unstructured.Unstructured, container 
 	return strings.NewReplacer(pairs...)
 }
 
+// queues are the message queues of a batch server.
+const queues = "queues: [{broker: 'redis://redis:6379/0', queue: requests, results: results, endpoint: /v1/chat/completions}]"
+
 // fill writes the files of a volume into a folder of this machine, if it has any.
 func fill(t *testing.T, all objects, volume map[string]any) string {
 	t.Helper()
 	files := map[string]string{}
 	if of, found, _ := unstructured.NestedString(volume, "configMap", "name"); found {
-		files["ca.crt"] = certificate(t)["ca.crt"] // of a ConfigMap that the user makes
+		files["ca.crt"], files["queues.yaml"] = certificate(t)["ca.crt"], queues // of ConfigMaps that the user makes
 		for _, o := range all.of("ConfigMap") {
 			if o.GetName() == of {
 				files, _, _ = unstructured.NestedStringMap(o.Object, "data")
@@ -181,7 +184,8 @@ func fill(t *testing.T, all objects, volume map[string]any) string {
 	}
 	if _, found := volume["secret"]; found {
 		files = certificate(t)
-		files["secret"], files["VLLM_API_KEY"], files["key"], files["address"] = "swordfish", "swordfish", "swordfish", "swordfish"
+		files["VLLM_API_KEY"], files["key"], files["address"] = "swordfish", "swordfish", "swordfish"
+		files["secret"], files["queues.yaml"] = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", queues
 	}
 	if len(files) == 0 {
 		return ""

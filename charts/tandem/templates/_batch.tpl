@@ -65,6 +65,13 @@
 - --secure-serving
 - --cert-path=/etc/tandem/tls
 {{- end }}
+{{- if or .Values.batch.queues.secret .Values.batch.queues.configMap }}
+- --queues-file=/etc/tandem/queues/queues.yaml
+{{- end }}
+{{- with .Values.batch.webhook.url }}
+- --webhook-url={{ . }}
+- --webhook-secret-file=/etc/tandem/webhook/secret
+{{- end }}
 - --drain-timeout={{ include "tandem.drain.full" . }}s
 - --log-format=json
 - --log-level={{ .Values.batch.logLevel }}

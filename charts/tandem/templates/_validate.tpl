@@ -606,6 +606,14 @@ batch.upstream is empty, and a release of mode gateway has no Envoy of its own: 
 {{- if ne (empty $shared.databaseSecret) (empty $shared.bucket) }}
 batch.shared needs both databaseSecret and bucket: set the other one, or none
 {{- end -}}
+{{- $queues := .Values.batch.queues -}}
+{{- if and $queues.secret $queues.configMap }}
+batch.queues has both secret and configMap: set one
+{{- end -}}
+{{- $webhook := .Values.batch.webhook -}}
+{{- if ne (empty $webhook.url) (empty $webhook.secret) }}
+batch.webhook needs both url and secret: set the other one, or none
+{{- end -}}
 {{- range .Values.epp.objectives -}}
   {{- if and $.Values.batch.enabled (eq .name $.Values.batch.objective) (ge (int .priority) 0) }}
 {{ printf (print "epp.objectives gives %s the priority %v, and batch.objective names it: batches must have one below 0, or they do "

@@ -180,6 +180,9 @@ tenant-header: set batch.tenantHeader
 data: set batch.storage
 database-file: set batch.shared.databaseSecret
 bucket: set batch.shared.bucket
+queues-file: set batch.queues
+webhook-url: set batch.webhook
+webhook-secret-file: set batch.webhook
 upstream: set batch.upstream
 upstream-key-file: set batch.upstreamKeySecret
 upstream-ca-file: it follows from tls.proxySecret
