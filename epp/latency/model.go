@@ -171,8 +171,8 @@ func (m *Model) linkCurve(to *curves, one *engine, page *epp.Load, from *epp.End
 }
 
 // usualLink returns what estimates of hand-offs to an endpoint go by if nothing is known of those from the other one.
-func (to *curves) usualLink(page *epp.Load) curve {
-	usual := to.handoff
+func (c *curves) usualLink(page *epp.Load) curve {
+	usual := c.handoff
 	usual.w = told(&usual.w, usual.known, page)
 	usual.known = 0
 	return usual
