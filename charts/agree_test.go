@@ -289,7 +289,7 @@ func vllmAgrees(t *testing.T, prefill, decode, sidecar commandLine) {
 			case "NixlConnector", "NixlPushConnector":
 				same(t, "lease", fmt.Sprintf("%ds", c.Extra.Lease), sidecar.flags["lease"])
 				same(t, "role", c.Role, role)
-			case "MooncakeConnector":
+			case "MooncakeConnector", "MoRIIOConnector":
 				same(t, "role", c.Role, role)
 			case "ExampleConnector":
 				same(t, "folder", c.Extra.Folder, "/kv")
@@ -303,6 +303,8 @@ func vllmAgrees(t *testing.T, prefill, decode, sidecar commandLine) {
 		for _, engine := range []commandLine{prefill, decode} {
 			same(t, "how long legs wait for each other", engine.env["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"]+"s", sidecar.flags["prefill-timeout"])
 		}
+	case "moriio":
+		same(t, "ranks", prefill.flags["tensor-parallel-size"], decode.flags["tensor-parallel-size"], sidecar.flags["moriio-tp-size"])
 	case "offloading":
 		same(t, "port of the tier", prefill.env["VLLM_P2P_SIDE_CHANNEL_PORT"], decode.env["VLLM_P2P_SIDE_CHANNEL_PORT"], sidecar.flags["p2p-connector-port"])
 		same(t, "seed of hashes", prefill.env["PYTHONHASHSEED"], decode.env["PYTHONHASHSEED"])

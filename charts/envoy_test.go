@@ -35,6 +35,7 @@ func TestEnvoyBootstrap(t *testing.T) {
 		"shared":         common,
 		"nixl-push":      common,
 		"mooncake":       common,
+		"moriio":         common,
 		"offloading":     common,
 		"shared-storage": common,
 		"multi":          common,

@@ -175,6 +175,10 @@ readiness, and is told to stop after the engine has ended.
 {{- end }}{{ end }}
 {{- if eq (include "tandem.connector" .) "mooncake" }}
 - --mooncake-bootstrap-port={{ int .Values.engine.bootstrapPort }}
+{{- else if eq (include "tandem.connector" .) "moriio" }}
+- --moriio-write-mode
+- --moriio-tp-size={{ int .Values.prefill.parallelism.tensor }}
+- --moriio-local-pod-ip=$(POD_IP)
 {{- else if eq (include "tandem.connector" .) "offloading" }}
 - --p2p-connector-port={{ int .Values.engine.peerPort }}
 {{- end }}
@@ -282,6 +286,9 @@ on elsewhere go to the sidecars of other decode pods, too.
 
 {{- define "tandem.sidecar.env" -}}
 {{- include "tandem.goEnv" .Values.sidecar.resources }}
+{{- if eq (include "tandem.connector" .) "moriio" }}
+{{ include "tandem.engine.podIP" . }}
+{{- end }}
 {{- if .Values.tls.prefill.caConfigMap }}
 # Trusted beside the authorities of the image.
 - {name: SSL_CERT_DIR, value: /etc/tandem/prefill-ca}
@@ -337,6 +344,9 @@ on elsewhere go to the sidecars of other decode pods, too.
     {{- if eq $.component "prefill" }}
     - {name: bootstrap, containerPort: {{ int $engine.bootstrapPort }}}
     {{- end }}
+    {{- else if eq $connector "moriio" }}
+    - {name: handshake, containerPort: 6301}
+    - {name: notify, containerPort: 61005}
     {{- else if eq $connector "offloading" }}
     - {name: peers{{ $suffix }}, containerPort: {{ add $engine.peerPort $rank }}}
     {{- else if and (include "tandem.leased" $.root) (or (not $sim) (eq $.component "prefill")) }}
@@ -434,6 +444,10 @@ engines. Engines with a shared folder too have both connectors, of which the fir
 {{- else if eq $connector "mooncake" -}}
 {{- $kv = dict "kv_connector" "MooncakeConnector" "kv_role" $role
       "kv_connector_extra_config" (dict "mooncake_protocol" (ternary "rdma" "tcp" (ne .values.rdma.resource ""))) -}}
+{{- else if eq $connector "moriio" -}}
+{{- /* The ports are those of llm-d's sidecars, and so the defaults of ours. */ -}}
+{{- $kv = dict "kv_connector" "MoRIIOConnector" "kv_role" $role "kv_connector_extra_config" (dict
+      "http_port" (ternary 8200 8000 (eq .component "decode")) "handshake_port" 6301 "notify_port" 61005) -}}
 {{- else if eq $connector "offloading" -}}
 {{- $kv = dict "kv_connector" "OffloadingConnector" "kv_role" "kv_both"
       "kv_connector_extra_config" (dict "spec_name" "TieringOffloadingSpec"
@@ -572,6 +586,8 @@ has run into it.
 - {name: VLLM_MOONCAKE_BOOTSTRAP_PORT, value: {{ $engine.bootstrapPort | int | quote }}}
 # Engines that wait for each other keep the blocks of a request for so long; vLLM's default is 480 s.
 - {name: VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, value: {{ .root.Values.sidecar.prefillTimeoutSeconds | int | quote }}}
+{{- else if eq $connector "moriio" }}
+- {name: VLLM_HOST_IP, value: $(POD_IP)}
 {{- else if eq $connector "offloading" }}
 - {name: VLLM_P2P_SIDE_CHANNEL_HOST, value: $(POD_IP)}
 - {name: VLLM_P2P_SIDE_CHANNEL_PORT, value: {{ $engine.peerPort | int | quote }}}

@@ -55,7 +55,7 @@ version is not among them: an upgrade that changes nothing else should not resta
 {{/* The hand-off protocols that engines of engine.type have, as the sidecar's --kv-connector names them: a JSON list. The first is the
 chart's choice. */}}
 {{- define "tandem.connectors" -}}
-{{- dict "vllm" (list "nixlv2" "nixl-push" "mooncake" "offloading" "shared-storage") "sglang" (list "sglang")
+{{- dict "vllm" (list "nixlv2" "nixl-push" "mooncake" "moriio" "offloading" "shared-storage") "sglang" (list "sglang")
       "sim" (list "nixlv2" "nixl-push") | dig .Values.engine.type list | toJson -}}
 {{- end -}}
 

@@ -171,7 +171,7 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
 {{ printf (print "parallelism.tensor is %d in prefill and %d in decode, but vLLM's ExampleConnector (sidecar.connector shared-storage) "
      "stores one file for each layer, which several accelerators would overwrite: set both to 1")
      $prefill $decode }}
-{{- else if and (has $connector (list "mooncake" "offloading")) (ne $prefill $decode) }}
+{{- else if and (has $connector (list "mooncake" "moriio" "offloading")) (ne $prefill $decode) }}
 {{ printf (print "prefill.parallelism.tensor is %d and decode's %d, but engines of sidecar.connector %s hand over only to engines that "
      "share the model alike: make them equal")
      $prefill $decode $connector }}
@@ -192,6 +192,10 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
   {{- else if and (eq $.Values.engine.type "sglang") (gt (int $role.parallelism.data) 1) }}
 {{ printf "%s.parallelism.data is %d, but the ranks of an SGLang engine have one port: set it to 1, and --dp-size in %s.args"
      $name (int $role.parallelism.data) $name }}
+  {{- else if and (eq $connector "moriio") (gt (int $role.parallelism.data) 1) }}
+{{ printf (print "%s.parallelism.data is %d, but the chart's ranks are engines of their own, which would all open MoRI-IO's "
+     "ports: set it to 1, and replicas of the role instead")
+     $name (int $role.parallelism.data) }}
   {{- else if and (eq $connector "mooncake") (gt (int $role.parallelism.data) 1) }}
 {{ printf (print "%s.parallelism.data is %d, but the chart's ranks are engines of their own, which would all open Mooncake's "
      "bootstrap port: set it to 1, and replicas of the role instead")

@@ -142,6 +142,9 @@ ec-connector: set encoder.connector
 encoder-references: set encoder.references
 encode-timeout: set encoder.timeoutSeconds
 mooncake-bootstrap-port: set engine.bootstrapPort
+moriio-write-mode: set sidecar.connector
+moriio-tp-size: set prefill.parallelism.tensor
+moriio-local-pod-ip: it is the pod's address
 p2p-connector-port: set engine.peerPort
 lease: set engine.leaseSeconds
 drain-timeout: set drainSeconds
