@@ -60,7 +60,7 @@ START_PROGRAMS = /(e2e/.*|charts|docs)$$
 
 .PHONY: test-all
 test-all: modules tools ## run all tests but those on real engines, the packages' own with the race detector
-	go list ./... | grep -vE '$(START_PROGRAMS)' | xargs go test -race -timeout=20m $(TESTFLAGS)
+	go list ./... | grep -vE '$(START_PROGRAMS)' | xargs go test -race -p=$$(($$(nproc) + 1)) -timeout=20m $(TESTFLAGS)
 	go list ./... | grep -E '$(START_PROGRAMS)' | xargs go test -p=$$(($$(nproc) * 2)) -timeout=20m $(TESTFLAGS)
 	go test -run '^TestIDsAreTheReferences$$' $(TESTFLAGS) ./epp/tokens
 	cd $(KUBE_MODULE) && go test -timeout=20m $(TESTFLAGS) ./...
