@@ -23,15 +23,15 @@ type ScaledRole struct {
 	Ready    time.Duration // from the decision for an engine until it serves: a node, its image, the weights
 }
 
-// scaleEvery is how often the autoscaler is asked: as often as Kubernetes asks HorizontalPodAutoscalers (--horizontal-pod-autoscaler-sync-period).
-const scaleEvery = 15 * time.Second
+// ScaleEvery is how often the autoscaler is asked: as often as Kubernetes asks HorizontalPodAutoscalers (--horizontal-pod-autoscaler-sync-period).
+const ScaleEvery = 15 * time.Second
 
 // drainEvery is how often an engine that leaves is looked at, whether its last request has ended.
 const drainEvery = time.Second
 
 // Autoscaler decides how many engines of each role there should be.
 type Autoscaler interface {
-	// Sizes returns the wanted sizes. It is called every 15 seconds. The limits of the roles are applied to them afterwards.
+	// Sizes returns the wanted sizes. It is called each ScaleEvery. The limits of the roles are applied to them afterwards.
 	Sizes(now time.Duration, prefill, decode Seen) (wantedPrefill, wantedDecode int)
 }
 
@@ -130,7 +130,7 @@ func (w *world) scale() {
 	for _, g := range []*group{&s.prefill, &s.decode} {
 		w.resized(g)
 	}
-	w.clock.after(scaleEvery, w.follow)
+	w.clock.after(ScaleEvery, w.follow)
 }
 
 // follow asks the autoscaler, and has the pool become so large.
@@ -152,7 +152,7 @@ func (w *world) follow() {
 	wantedPrefill, wantedDecode := s.by.Sizes(w.clock.now, prefill, decode)
 	w.resize(&s.prefill, wantedPrefill)
 	w.resize(&s.decode, wantedDecode)
-	w.clock.after(scaleEvery, w.follow)
+	w.clock.after(ScaleEvery, w.follow)
 }
 
 // seen reads the engines of a role.

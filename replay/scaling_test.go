@@ -76,7 +76,7 @@ func TestEnginesComeAndGo(t *testing.T) {
 		}
 		after := 0
 		for name, at := range last {
-			if strings.HasPrefix(name, fit.role) && at > 5*time.Minute+scaleEvery {
+			if strings.HasPrefix(name, fit.role) && at > 5*time.Minute+ScaleEvery {
 				after++
 			}
 		}
@@ -96,7 +96,7 @@ func TestEnginesThatLeaveEndTheirRequests(t *testing.T) {
 	trace.Requests = append(trace.Requests, Request{Due: 3 * time.Minute, Input: 100, Output: 10})
 	result := replayed(t, o, trace)
 	leaves := result.Records[0].Due + result.Records[0].E2E
-	if leaves < 2*scaleEvery {
+	if leaves < 2*ScaleEvery {
 		t.Fatalf("the answers end after %v: too early for the test", leaves)
 	}
 	want := leaves + result.End // of both engines

@@ -130,8 +130,11 @@ func with[T any](all []*T, at int, value *T) []*T {
 	return next
 }
 
-// link returns what is known of hand-offs from an endpoint, nil if nothing is.
+// link returns what is known of hand-offs from an endpoint, nil if nothing is. Of nil nothing is known.
 func (e *engine) link(from *epp.Endpoint) *link {
+	if e == nil {
+		return nil
+	}
 	if all := *e.links.Load(); from.Slot < len(all) && all[from.Slot] != nil && all[from.Slot].from.Is(from) {
 		return all[from.Slot]
 	}
@@ -161,9 +164,6 @@ func (m *Model) curvesAt(e *epp.Endpoint, now time.Time) (curves, *engine) {
 // linkCurve returns what estimates of hand-offs from an endpoint to another go by, whose curves and page are given.
 func (m *Model) linkCurve(to *curves, one *engine, page *epp.Load, from *epp.Endpoint, now time.Time) curve {
 	usual := to.usualLink(page)
-	if one == nil {
-		return usual
-	}
 	if l := one.link(from); l != nil {
 		return l.curve.Load().amid(&usual, now)
 	}

@@ -147,15 +147,11 @@ func (m *Model) Receiver(now time.Time, to *epp.Candidate, tokens, cached int, l
 
 // From predicts the hand-off from an endpoint.
 func (r *Receiver) From(e *epp.Endpoint) epp.Quantiles {
-	if r.one == nil {
-		return r.any
+	if l := r.one.link(e); l != nil {
+		c := l.curve.Load().amid(&r.usual, r.now)
+		return r.quantiles(&c)
 	}
-	l := r.one.link(e)
-	if l == nil {
-		return r.any
-	}
-	c := l.curve.Load().amid(&r.usual, r.now)
-	return r.quantiles(&c)
+	return r.any
 }
 
 func (r *Receiver) quantiles(c *curve) epp.Quantiles {

@@ -66,13 +66,10 @@ func (p *Plan) Sizes(now time.Duration, _, _ replay.Seen) (int, int) {
 	return p.most(p.Prefill, now, p.PrefillReady), p.most(p.Decode, now, p.DecodeReady)
 }
 
-// sync is the time between two questions, which an engine may be asked for too late.
-const sync = 15 * time.Second
-
 // most returns the largest size from now until an engine would serve that is asked for at the next question.
 func (p *Plan) most(sizes []int, now, ready time.Duration) (size int) {
 	last := len(sizes) - 1
-	for i := min(last, int(now/p.Each)); i <= min(last, int((now+ready+sync)/p.Each)); i++ {
+	for i := min(last, int(now/p.Each)); i <= min(last, int((now+ready+replay.ScaleEvery)/p.Each)); i++ {
 		size = max(size, sizes[i])
 	}
 	return size

@@ -19,10 +19,6 @@ type search struct {
 	share float64
 }
 
-func newSearch(each time.Duration, slo replay.SLO, share float64) *search {
-	return &search{each, slo, share}
-}
-
 // Bounds of a search.
 const (
 	mostRounds = 24
