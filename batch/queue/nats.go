@@ -3,7 +3,6 @@ package queue
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -265,7 +264,7 @@ func (n *NATS) Finish(ctx context.Context, m Message, result []byte, reason stri
 		result, reason = tooLarge(m, len(result), "the server's max_payload allows")
 	}
 	if reason != "" && n.cfg.DeadLetters != "" {
-		if err := n.publish(ctx, n.cfg.DeadLetters, m.Key, n.letter(reason, msg.Data())); err != nil && !errors.Is(err, ErrLost) {
+		if err := n.publish(ctx, n.cfg.DeadLetters, m.Key, deadLetter(reason, string(msg.Data()), int(n.conn.MaxPayload()-natsOverhead))); err != nil && !errors.Is(err, ErrLost) {
 			return fmt.Errorf("storing a dead letter of %s: %w", n.cfg.Queue, err)
 		}
 	}
@@ -306,17 +305,6 @@ func (n *NATS) publish(ctx context.Context, prefix, key string, data []byte) err
 		return natsStream(prefix+".>", jetstream.ErrStreamNotFound)
 	}
 	return err
-}
-
-// letter is a dead letter. A message that does not fit into one is left out of it.
-func (n *NATS) letter(reason string, message []byte) []byte {
-	letter := DeadLetter{Reason: reason, Time: time.Now().Unix(), Message: string(message)}
-	text, _ := json.Marshal(letter) // texts and a number never fail
-	if int64(len(text)) > n.conn.MaxPayload()-natsOverhead {
-		letter.Message = ""
-		text, _ = json.Marshal(letter)
-	}
-	return text
 }
 
 // Release implements Source. The server delivers the message again at once, and counts that.

@@ -90,3 +90,14 @@ type DeadLetter struct {
 	Time    int64  `json:"time"` // Unix seconds
 	Message string `json:"message"`
 }
+
+// deadLetter is a dead letter as JSON. A message with which it would have more than most bytes is left out of it.
+func deadLetter(reason, message string, most int) []byte {
+	letter := DeadLetter{Reason: reason, Time: time.Now().Unix(), Message: message}
+	text, _ := json.Marshal(letter) // texts and a number never fail
+	if len(text) > most {
+		letter.Message = ""
+		text, _ = json.Marshal(letter)
+	}
+	return text
+}
