@@ -150,7 +150,7 @@ var importRules = []importRule{
 	{"batch/store", []string{"batch"}, []string{"e2e/postgres"}},
 	{"batch/api", []string{"batch", "batch/store", "pd…"}, []string{"batch/blob"}},
 	{"batch/upstream", []string{"batch", "pd…"}, nil},
-	{"batch/queue", []string{"batch", "batch/upstream", "pd…"}, []string{"e2e/broker", "e2e/redis"}},
+	{"batch/queue", []string{"batch", "batch/upstream", "pd…"}, []string{"e2e/broker"}},
 	{"batch/webhook", []string{"batch", "batch/store"}, nil},
 	{"batch/worker", []string{"batch", "batch/store", "batch/upstream", "pd…"}, []string{"batch/blob"}},
 	{"cmd/batch", []string{"cmd/internal…", "batch…", "pd…"}, anything},

@@ -20,7 +20,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/tandem-serving/tandem/batch/upstream"
-	"github.com/tandem-serving/tandem/e2e/redis"
+	"github.com/tandem-serving/tandem/e2e/broker"
 )
 
 // BenchmarkQueue has messages claimed, sent to an upstream that answers at once and allocates nothing, and finished.
@@ -45,7 +45,7 @@ func BenchmarkQueue(b *testing.B) {
 
 // redisStation has what BenchmarkQueue needs.
 func redisStation(t testing.TB) station {
-	server := redis.Start(t)
+	server := broker.StartRedis(t)
 	client := server.Client()
 	cfg := Config{Broker: server.Address(), Queue: pending}
 	if err := cfg.complete(); err != nil {

@@ -20,7 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tandem-serving/tandem/batch/upstream"
-	"github.com/tandem-serving/tandem/e2e/redis"
+	"github.com/tandem-serving/tandem/e2e/broker"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -70,14 +70,14 @@ func newEngine(t testing.TB, answer func(w http.ResponseWriter, r *http.Request,
 // bench is a queue in a real Redis, and an upstream.
 type bench struct {
 	*engine
-	server *redis.Server
+	server *broker.Redis
 	client *goredis.Client
 }
 
 // newBench starts both.
 func newBench(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, prompt string)) *bench {
 	t.Helper()
-	b := &bench{engine: newEngine(t, answer), server: redis.Start(t)}
+	b := &bench{engine: newEngine(t, answer), server: broker.StartRedis(t)}
 	b.client = b.server.Client()
 	return b
 }

@@ -18,7 +18,6 @@ import (
 
 	"github.com/tandem-serving/tandem/e2e/broker"
 	"github.com/tandem-serving/tandem/e2e/harness"
-	"github.com/tandem-serving/tandem/e2e/redis"
 )
 
 // queuesFile writes the file of --queues-file.
@@ -40,7 +39,7 @@ func message(id string) goredis.Z {
 
 // TestQueuePage does what docs/queues.md says, with a simulated engine behind the server.
 func TestQueuePage(t *testing.T) {
-	server := redis.Start(t)
+	server := broker.StartRedis(t)
 	text, err := os.ReadFile(filepath.Join(harness.Root, "docs", "queues.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +174,7 @@ var queueBrokers = []struct {
 }
 
 func redisQueue(t *testing.T) queue {
-	server := redis.Start(t)
+	server := broker.StartRedis(t)
 	client := server.Client()
 	return queue{
 		file: queuesFile(t, "queues:\n- broker: "+server.Address()+"\n  queue: request-sortedset\n  endpoint: /v1/chat/completions\n"),

@@ -3,7 +3,6 @@ package broker
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -45,16 +44,9 @@ auto.create.topics.enable=false
 func StartKafka(t testing.TB) *Kafka {
 	t.Helper()
 	kafka := tool(t, "kafka")
-	s := &Kafka{t: t, jars: filepath.Join(kafka, "*"), dir: t.TempDir(), port: freePort(t)}
-	var err error
-	if s.java, err = exec.LookPath("java"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("Java is missing (Debian: apt-get install default-jre-headless)")
-		}
-		t.Skip("Java is missing (Debian: apt-get install default-jre-headless)")
-	}
+	s := &Kafka{t: t, java: installed(t, "java", "default-jre-headless"), jars: filepath.Join(kafka, "*"), dir: t.TempDir(), port: freePort(t)}
 	config := fmt.Sprintf(kafkaConfig, s.port, freePort(t), filepath.Join(s.dir, "data"))
-	err = os.WriteFile(filepath.Join(s.dir, "kafka.properties"), []byte(config), 0o600)
+	err := os.WriteFile(filepath.Join(s.dir, "kafka.properties"), []byte(config), 0o600)
 	if err == nil {
 		err = os.CopyFS(filepath.Join(s.dir, "data"), os.DirFS(filepath.Join(kafka, "data")))
 	}

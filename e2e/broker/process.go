@@ -28,6 +28,19 @@ func tool(t testing.TB, name string) string {
 	return path
 }
 
+// installed returns a program of Debian's. Where it is missing the test is skipped, or fails with CI=true.
+func installed(t testing.TB, program, pkg string) string {
+	t.Helper()
+	path, err := exec.LookPath(program)
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("%v (Debian: apt-get install %s)", err, pkg)
+		}
+		t.Skipf("%v (Debian: apt-get install %s)", err, pkg)
+	}
+	return path
+}
+
 // freePort returns a port of the loopback address that nothing listens on.
 func freePort(t testing.TB) int {
 	t.Helper()
