@@ -150,7 +150,10 @@ func (v *value) append(to []byte) []byte { return metric(to, v.metric, v.value) 
 
 // metric appends a MetricSpec or a MetricValue, which are alike, as the first field of an answer.
 func metric(to []byte, name string, n float64) []byte {
-	one := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), name)
+	var one []byte
+	if name != "" {
+		one = protowire.AppendString(protowire.AppendTag(one, 1, protowire.BytesType), name)
+	}
 	one = protowire.AppendVarint(protowire.AppendTag(one, 2, protowire.VarintType), uint64(int64(math.Ceil(n))))
 	one = protowire.AppendFixed64(protowire.AppendTag(one, 3, protowire.Fixed64Type), math.Float64bits(n))
 	return protowire.AppendBytes(protowire.AppendTag(to, 1, protowire.BytesType), one)
