@@ -110,5 +110,5 @@ func (s *Kafka) Restart() {
 		}
 		defer client.Close()
 		return client.Ping(s.t.Context())
-	}, s.java, "-Xmx320m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", s.jars, "kafka.Kafka", filepath.Join(s.dir, "kafka.properties"))
+	}, s.java, "-Xmx320m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", s.jars, "kafka.Kafka", filepath.Join(s.dir, "kafka.properties"))
 }

@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/tandem-serving/tandem/e2e/realengine"
 )
 
 // patience bounds the start of a broker.
@@ -41,15 +42,15 @@ func installed(t testing.TB, program, pkg string) string {
 	return path
 }
 
-// freePort returns a port of the loopback address that nothing listens on.
+// freePort returns a port of the loopback address that nothing listens on, below those that the system gives to connections: a broker
+// that is restarted needs it again, and may not find it taken by a client that tries to reach it meanwhile.
 func freePort(t testing.TB) int {
 	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := realengine.FreePorts(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer free.Close()
-	return free.Addr().(*net.TCPAddr).Port
+	return ports[0]
 }
 
 // process is a broker that runs.
@@ -90,7 +91,7 @@ func launch(t testing.TB, dir string, answers func() error, program string, args
 		case <-poll.C:
 		case <-p.ended:
 			text, _ := os.ReadFile(p.log) // its end is the reason
-			t.Fatalf("%s has ended: %s", program, text)
+			t.Fatalf("%s has ended: %v\n%s", program, p.command.ProcessState, text)
 		case <-late:
 			p.kill()
 			text, _ := os.ReadFile(p.log)
