@@ -1,6 +1,8 @@
 package kvevents
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -40,6 +42,7 @@ type Event struct {
 	// Remote says that the blocks are in a store that several engines share.
 	Remote bool
 
+	names []byte // the message from the names on
 	salt  []byte
 	extra cursor // raw extra keys
 	pairs bool   // tokens are pairs
@@ -139,10 +142,13 @@ func (d *Decoder) events(c *cursor, b *Batch, each func(*Event)) error {
 	if err != nil {
 		return err
 	}
-	for range n {
+	for n > 0 {
 		before := *c
+		n--
 		if err := d.one(c); err == nil {
-			b.Events++
+			more := d.alike(c, before, n)
+			n -= more
+			b.Events += 1 + more
 			each(&d.event)
 			continue
 		}
@@ -153,6 +159,45 @@ func (d *Decoder) events(c *cursor, b *Batch, each func(*Event)) error {
 		}
 	}
 	return nil
+}
+
+// alike reads up to n further events that differ from the one just read, which began at first, in the name of a dropped block only, and adds
+// these names to it. Engines tell of each block that they drop by an event of its own, which takes longer to read than to apply.
+func (d *Decoder) alike(c *cursor, first cursor, n int) (read int) {
+	e := &d.event
+	if e.Kind != Removed || len(e.Names) != 1 {
+		return 0
+	}
+	at, size := oneName(e.names)
+	if size == 0 {
+		return 0
+	}
+	at += len(first.rest) - len(e.names)
+	raw := first.rest[:len(first.rest)-len(c.rest)]
+	head, tail := raw[:at], raw[at+size:]
+	for ; read < n && len(c.rest) >= len(raw); read++ {
+		next := c.rest[:len(raw)]
+		if !bytes.Equal(next[:at], head) || !bytes.Equal(next[at+size:], tail) {
+			break
+		}
+		e.Names = append(e.Names, binary.BigEndian.Uint64(next[at+size-8:]))
+		c.rest = c.rest[len(raw):]
+	}
+	return read
+}
+
+// oneName returns where the only name in an array of names is, and its size in bytes; 0 = it is one that does not always have the same size.
+func oneName(array []byte) (at, size int) {
+	if len(array) < 3 || array[0] != 0x91 {
+		return 0, 0
+	}
+	switch array[1] {
+	case 0xcf, 0xd3: // integers of 64 bits
+		return 2, 8
+	case 0xc4: // fewer than 256 bytes
+		return 3, int(array[2])
+	}
+	return 0, 0
 }
 
 // one reads an event.
@@ -284,6 +329,7 @@ func (e *Event) read(c *cursor, f field) (err error) {
 	case typeField:
 		return e.readType(c)
 	case namesField:
+		e.names = c.rest
 		e.Names, err = c.names(e.Names)
 	case parentField:
 		e.Parent, e.HasParent, err = c.name()
@@ -400,6 +446,10 @@ func (d *Decoder) extras(e *Event) error {
 	}
 	some := false
 	for len(e.Extras) < n {
+		if b := c.rest; len(b) > 0 && b[0] == 0xc0 { // most blocks depend on nothing else
+			e.Extras, c.rest = append(e.Extras, 0), b[1:]
+			continue
+		}
 		h, err := d.extra(c, e.Adapter)
 		if err != nil {
 			return err

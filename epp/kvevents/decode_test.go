@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -76,6 +77,32 @@ func show(e *Event) string {
 		names, parent, e.Tokens, e.BlockTokens, e.Adapter, e.Medium, e.Group, e.Attention, len(e.Extras) > 0)
 }
 
+// each writes an event as show does, but one that drops several blocks as one event for each of them: the decoder joins such events.
+func each(e *Event) (lines []string) {
+	if e.Kind != Removed {
+		return []string{show(e)}
+	}
+	for _, name := range e.Names {
+		one := *e
+		one.Names = []uint64{name}
+		lines = append(lines, show(&one))
+	}
+	return lines
+}
+
+// eachRecorded does the same as each with a recorded event.
+func eachRecorded(m map[string]any) (lines []string) {
+	if m["type"] != "BlockRemoved" {
+		return []string{showRecorded(m)}
+	}
+	for _, name := range m["block_hashes"].([]any) {
+		one := maps.Clone(m)
+		one["block_hashes"] = []any{name}
+		lines = append(lines, showRecorded(one))
+	}
+	return lines
+}
+
 // nameOf returns a recorded block name: an integer, or bytes.
 func nameOf(v any) uint64 {
 	if m, ok := v.(map[string]any); ok {
@@ -128,12 +155,15 @@ func TestDecodeRecordings(t *testing.T) {
 	kinds := map[string]int{}
 	for _, r := range recordings(t) {
 		var got, want []string
-		b, err := d.Decode(r.payload(t), func(e *Event) { got = append(got, show(e)) })
+		b, err := d.Decode(r.payload(t), func(e *Event) { got = append(got, each(e)...) })
 		if err != nil {
 			t.Fatalf("%s: %v", r.Label, err)
 		}
+		if n := len(r.Decoded[1].([]any)); b.Events != n {
+			t.Errorf("%s: %d events, want %d", r.Label, b.Events, n)
+		}
 		for _, e := range r.Decoded[1].([]any) {
-			want = append(want, showRecorded(e.(map[string]any)))
+			want = append(want, eachRecorded(e.(map[string]any))...)
 		}
 		if strings.Join(got, "\n") != strings.Join(want, "\n") {
 			t.Errorf("%s:\n%s\nwant\n%s", r.Label, strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -200,6 +230,62 @@ func TestDecodeForms(t *testing.T) {
 				if strings.Join(got, "\n") != strings.Join(want, "\n") || b.Skipped != 2-len(want) {
 					t.Errorf("batch as %s: %d skipped,\n%s\nwant\n%s", form, b.Skipped, strings.Join(got, "\n"), strings.Join(want, "\n"))
 				}
+			}
+		})
+	}
+}
+
+// TestDecodeJoins: of events that drop one block each, those that follow one another and differ in nothing else are one event.
+func TestDecodeJoins(t *testing.T) {
+	const big = uint64(1) << 60
+	drop := func(name any, more ...any) any {
+		return append(dict{"type", "BlockRemoved", "block_hashes", list{name}, "medium", "GPU"}, more...)
+	}
+	array := func(name any, medium string) any { return list{"BlockRemoved", list{name}, medium} }
+	digest := func(first, last byte) []byte {
+		return append(bytes.Repeat([]byte{first}, 24), 0, 0, 0, 0, 0, 0, 0, last)
+	}
+	for name, test := range map[string]struct {
+		events  list
+		want    string
+		skipped int
+	}{
+		"maps":                 {list{drop(big | 1), drop(big | 2), drop(big | 3)}, "GPU:1,2,3", 0},
+		"arrays":               {list{array(big|1, "CPU"), array(big|2, "CPU")}, "CPU:1,2", 0},
+		"digests":              {list{drop(digest(1, 1)), drop(digest(2, 2))}, "GPU:1,2", 0},
+		"negative":             {list{drop(int64(-1<<62 | 1)), drop(int64(-1<<61 | 2))}, "GPU:1,2", 0},
+		"small and large ones": {list{drop(1), drop(2), drop(300), drop(big | 4), drop(5)}, "GPU:1 GPU:2 GPU:300 GPU:4 GPU:5", 0},
+		"other digests":        {list{drop(digest(1, 1)), drop(digest(2, 2)[12:]), drop(digest(1, 3))}, "GPU:1 GPU:2 GPU:3", 0},
+		"several at once":      {list{drop(big | 1), dict{"type", "BlockRemoved", "block_hashes", []uint64{2, 3}, "medium", "GPU"}, drop(big | 4)}, "GPU:1 GPU:2,3 GPU:4", 0},
+		"other memory":         {list{drop(big | 1), array(big|2, "CPU"), array(big|3, "DISK"), array(big|4, "DISK")}, "GPU:1 CPU:2 DISK:3,4", 0},
+		"other groups":         {list{drop(big|1, "group_idx", 0), drop(big|2, "group_idx", 1), drop(big|3, "group_idx", 1)}, "GPU:1 GPU1:2,3", 0},
+		"names come first":     {list{dict{"block_hashes", list{big | 1}, "type", "BlockRemoved"}, dict{"block_hashes", list{big | 2}, "type", "BlockRemoved"}}, ":1,2", 0},
+		"something between":    {list{drop(big | 1), list{"AllBlocksCleared"}, drop(big | 2)}, "GPU:1 cleared GPU:2", 0},
+		"one is not whole":     {list{drop(big | 1), drop(nil), drop(big | 2)}, "GPU:1 GPU:2", 1},
+		"stored the same way":  {list{list{"BlockStored", list{big | 1}, nil, list{1}, 1}, list{"BlockStored", list{big | 2}, nil, list{1}, 1}}, "stored:1 stored:2", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			var d Decoder
+			b, err := d.Decode(pack(nil, list{1.5, test.events, 3}), func(e *Event) {
+				var names []string
+				for _, n := range e.Names {
+					names = append(names, fmt.Sprint(n&0xfff))
+				}
+				line := string(e.Medium)
+				if e.Group > 0 {
+					line += fmt.Sprint(e.Group)
+				}
+				if line += ":" + strings.Join(names, ","); e.Kind != Removed {
+					line = map[Kind]string{Stored: "stored" + line, Cleared: "cleared"}[e.Kind]
+				}
+				got = append(got, line)
+			})
+			if err != nil || b.Rank != 3 || b.Events != len(test.events)-test.skipped || b.Skipped != test.skipped {
+				t.Errorf("%+v, %v", b, err)
+			}
+			if strings.Join(got, " ") != test.want {
+				t.Errorf("%s, want %s", strings.Join(got, " "), test.want)
 			}
 		})
 	}

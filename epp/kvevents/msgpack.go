@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 )
 
 var (
@@ -129,6 +130,10 @@ func (c *cursor) bytes(n uint64) []byte {
 func (c *cursor) skip() ([]byte, error) {
 	before := c.rest
 	for left := uint64(1); left > 0; left-- {
+		if b := c.rest; len(b) > 0 && b[0] == 0xc0 { // most extras are nil
+			c.rest = b[1:]
+			continue
+		}
 		h, err := c.header()
 		if err != nil {
 			return nil, err
@@ -224,6 +229,11 @@ func (c *cursor) names(dst []uint64) ([]uint64, error) {
 		return dst, err
 	}
 	for range n {
+		if b := c.rest; len(b) > 8 && b[0] == 0xcf { // most are integers of 64 bits
+			dst = append(dst, binary.BigEndian.Uint64(b[1:]))
+			c.rest = b[9:]
+			continue
+		}
 		v, ok, err := c.name()
 		if err != nil {
 			return dst, err
@@ -242,13 +252,19 @@ func (c *cursor) tokens(dst []uint32) ([]uint32, error) {
 	if err != nil {
 		return dst, err
 	}
+	dst = slices.Grow(dst, n) // no more than there are bytes
+	b := c.rest
 	for range n {
-		// Most ids have two bytes or one.
-		if b := c.rest; len(b) >= 3 && b[0] == 0xcd {
-			dst = append(dst, uint32(b[1])<<8|uint32(b[2]))
-			c.rest = b[3:]
+		// Most ids have two bytes; the vocabularies of some models have some of three, which take four.
+		switch {
+		case len(b) > 2 && b[0] == 0xcd:
+			dst, b = append(dst, uint32(binary.BigEndian.Uint16(b[1:]))), b[3:]
+			continue
+		case len(b) > 4 && b[0] == 0xce:
+			dst, b = append(dst, binary.BigEndian.Uint32(b[1:])), b[5:]
 			continue
 		}
+		c.rest = b
 		h, err := c.header()
 		if err != nil {
 			return dst, err
@@ -256,7 +272,8 @@ func (c *cursor) tokens(dst []uint32) ([]uint32, error) {
 		if h.kind != isUint || h.n > math.MaxUint32 {
 			return dst, errForm
 		}
-		dst = append(dst, uint32(h.n))
+		dst, b = append(dst, uint32(h.n)), c.rest
 	}
+	c.rest = b
 	return dst, nil
 }

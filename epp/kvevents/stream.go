@@ -192,11 +192,7 @@ func (s *Stream) event(e *Event) {
 	}
 	switch {
 	case e.Kind == Removed:
-		for _, name := range e.Names {
-			if holder.Remove(tier, name) {
-				s.Counts.Removed.Add(1)
-			}
-		}
+		s.Counts.Removed.Add(int64(holder.Remove(tier, e.Names...)))
 	case len(e.Names) > 0 && len(e.Tokens) == 0 && (tier != kvindex.GPU || holder == s.Shared || s.Hasher != nil):
 		s.kept(e, holder, tier)
 	case len(e.Names) > 0:

@@ -12,6 +12,8 @@ const (
 	reach = 1024
 	// turn is how many slots of a cleared holder's table a change cleans up.
 	turn = 256
+	// ahead is how many blocks' slots are fetched before the first of them is stored: 64 bytes each, of two tables.
+	ahead = 64
 	// shortest is the number of keys below which a run is not made smaller.
 	shortest = 64
 )
@@ -31,6 +33,7 @@ type Index struct {
 	free    []uint32   // numbers of runs
 	numbers []uint32   // of holders that are cleaned up
 	retired []retired
+	chain   []Key // memory of Store
 }
 
 // retired is what a holder has left behind.
@@ -196,24 +199,41 @@ func (h *Holder) Store(s *Stored) error {
 		}
 		key = c.to(parent)
 	}
+	x.chain = x.seed.chain(x.chain[:0], key, s, 0)
 	for i, name := range s.Names {
-		var extra uint64
-		if s.Extras != nil {
-			extra = s.Extras[i]
+		if i%ahead == 0 {
+			end := min(i+ahead, len(s.Names))
+			h.table.fetch(s.Names[i:end])
+			x.heads.fetch(x.chain[i:end])
 		}
-		key = x.seed.Next(key, s.Tokens[i*each:(i+1)*each], extra)
 		if s.Tier != GPU {
 			// Events about slower tiers may leave out what a block depends on beside its tokens, so the name says more.
 			if where := h.table.get(name); where != 0 {
 				h.keep(s.Tier, name, where)
-				key = c.to(where)
+				if key := c.to(where); key != x.chain[i] {
+					x.chain = x.seed.chain(x.chain[:i+1], key, s, i+1)
+				}
 				continue
 			}
 		}
-		c.move(key, len(s.Names)-i)
+		c.move(x.chain[i], len(s.Names)-i)
 		h.put(&c, name, s.Tier)
 	}
 	return nil
+}
+
+// chain appends the keys of the blocks that are stored from one on. before is the key of the block before it.
+func (s Seed) chain(dst []Key, before Key, of *Stored, from int) []Key {
+	each := len(of.Tokens) / len(of.Names)
+	for i := from; i < len(of.Names); i++ {
+		var extra uint64
+		if of.Extras != nil {
+			extra = of.Extras[i]
+		}
+		before = s.Next(before, of.Tokens[i*each:(i+1)*each], extra)
+		dst = append(dst, before)
+	}
+	return dst
 }
 
 // storeNamed notes blocks whose keys are their names. One whose predecessor no holder has begins a run.

@@ -151,6 +151,42 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
+// TestRemoveMany: more blocks than are removed at a time, some of which the holder does not have, or has in another tier, or are named twice.
+func TestRemoveMany(t *testing.T) {
+	const blocks, more = 3*removals + 7, 40
+	tokens := prompt(0, 0, blocks)
+	all := names(tokens)
+	x := New(testSeed, 1<<20)
+	h, other := x.Join(), x.Join()
+	for _, holder := range []*Holder{h, other} {
+		if err := store(holder, tokens, 0, blocks); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.Keep(CPU, all[removals], h); err != nil {
+		t.Fatal(err)
+	}
+	gone := slices.Concat(all[more:], all[more:2*more], []uint64{1, 2, 3})
+	if n := h.Remove(GPU, gone...); n != blocks-more {
+		t.Errorf("%d blocks are removed, want %d", n, blocks-more)
+	}
+	if n := h.Remove(GPU, gone...); n != 0 {
+		t.Errorf("%d blocks are removed again", n)
+	}
+	if n := h.Remove(Disk, all...); n != 0 {
+		t.Errorf("%d blocks are removed from a tier that has none", n)
+	}
+	if h.In(GPU) != more || h.In(CPU) != 1 || h.Len() != more+1 || x.Blocks() != blocks+more+1 {
+		t.Errorf("%d blocks, of which %d are in the accelerator's memory and %d in the host's; %d in all", h.Len(), h.In(GPU), h.In(CPU), x.Blocks())
+	}
+	if got, want := depths(x, tokens, h, other), []int{more, blocks}; !slices.Equal(got, want) {
+		t.Errorf("%d leading blocks, want %d", got, want)
+	}
+	if n := h.Remove(GPU); n != 0 {
+		t.Errorf("%d of no blocks are removed", n)
+	}
+}
+
 func TestStoreRefuses(t *testing.T) {
 	x := New(testSeed, 6)
 	h := x.Join()
@@ -269,12 +305,18 @@ func compare(t *testing.T, steps []byte, named bool) {
 		n := int(steps[3]) % most
 		h, own := holders[who], has[who]
 		tier := [...]Tier{GPU, GPU, CPU, Disk}[steps[1]/16%4]
-		remove := func(name uint64) {
-			if had := own[name]&tier.set() != 0; h.Remove(tier, name) != had {
-				t.Fatalf("Remove does not return %v", had)
+		remove := func(names ...uint64) {
+			had := 0
+			for _, name := range names {
+				if own[name]&tier.set() != 0 {
+					had++
+				}
+				if own[name] &^= tier.set(); own[name] == 0 {
+					delete(own, name)
+				}
 			}
-			if own[name] &^= tier.set(); own[name] == 0 {
-				delete(own, name)
+			if n := h.Remove(tier, names...); n != had {
+				t.Fatalf("Remove returns %d, want %d", n, had)
 			}
 		}
 		switch steps[0] % 18 {
@@ -313,10 +355,8 @@ func compare(t *testing.T, steps []byte, named bool) {
 			}
 		case 10, 11, 12: // one block
 			remove(all[n])
-		case 13: // from the beginning
-			for i := range n {
-				remove(all[i])
-			}
+		case 13: // from the beginning, all at once
+			remove(all[:n]...)
 		case 14:
 			h.Clear()
 			clear(own)

@@ -2,6 +2,7 @@ package kvindex
 
 import (
 	"math/bits"
+	"runtime"
 	"sync/atomic"
 )
 
@@ -52,6 +53,19 @@ func (t *table) get(name uint64) place {
 		return 0
 	}
 	return t.slots[t.find(name)].place
+}
+
+// fetch brings the slots of names into the processor's cache. Their addresses do not depend on one another, so the processor reads several from
+// memory at the same time, where a change of each block after the other waits for every one.
+func (t *table) fetch(names []uint64) {
+	if len(t.slots) == 0 || len(names) < 2 {
+		return
+	}
+	var all uint64
+	for _, name := range names {
+		all |= t.slots[t.home(name)].name
+	}
+	runtime.KeepAlive(all)
 }
 
 // slot returns the slot of a name, which is empty if the table does not have it, and makes space for it. The result is valid until the
@@ -162,6 +176,20 @@ func (h *heads) get(key Key) *run {
 		return nil
 	}
 	return t.find(key).run.Load()
+}
+
+// fetch brings the slots of keys into the processor's cache.
+func (h *heads) fetch(keys []Key) {
+	if len(keys) < 2 {
+		return
+	}
+	var all uint64
+	for _, key := range keys {
+		if t := h.part(key).Load(); t != nil {
+			all |= t.slots[int(key)&(len(t.slots)-1)].key.Load()
+		}
+	}
+	runtime.KeepAlive(all)
 }
 
 // put makes a run the one that begins with its first key.
