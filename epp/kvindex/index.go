@@ -225,12 +225,11 @@ func (h *Holder) Store(s *Stored) error {
 // chain appends the keys of the blocks that are stored from one on. before is the key of the block before it.
 func (s Seed) chain(dst []Key, before Key, of *Stored, from int) []Key {
 	each := len(of.Tokens) / len(of.Names)
+	if of.Extras == nil {
+		return s.Append(dst, before, 0, each, of.Tokens[from*each:])
+	}
 	for i := from; i < len(of.Names); i++ {
-		var extra uint64
-		if of.Extras != nil {
-			extra = of.Extras[i]
-		}
-		before = s.Next(before, of.Tokens[i*each:(i+1)*each], extra)
+		before = s.Next(before, of.Tokens[i*each:(i+1)*each], of.Extras[i])
 		dst = append(dst, before)
 	}
 	return dst
