@@ -29,21 +29,30 @@ const (
 // appendPickle appends pickle.dumps((parent, tokens, extras), protocol=5), where extras is None or a tuple of the adapter's name and
 // ("cache_salt", salt). Python cuts pickles of more than 64 kB into several frames; blocks are far smaller.
 func appendPickle(b, parent []byte, tokens []uint32, adapter []byte, salt string) []byte {
-	b = startPickle(b)
+	b = slices.Grow(b, len(pickleStart)+len(parent)+longest*len(tokens)+32)
+	b = append(b, pickleStart...)
 	b = append(b, shortBinBytes, byte(len(parent)))
-	b = append(append(b, parent...), memoize)
-	if len(tokens) > 3 {
-		b = append(b, mark)
-	}
-	b = slices.Grow(b, longest*len(tokens)+8)
+	b = append(b, parent...)
+	b = append(b, memoize, mark)
 	n := len(b)
+	if len(tokens) <= 3 {
+		n-- // no mark
+	}
 	b = b[:cap(b)]
 	for _, t := range tokens {
-		form := pickled[bits.Len32(t)]
-		binary.LittleEndian.PutUint64(b[n:], uint64(form.op)|uint64(t)<<8)
-		n += form.size
+		// Encoding is half of the time of hashing if it branches on the sizes of ids.
+		big := (1<<8 - 1 - uint64(t)) >> 63   // 1 if it takes more than one byte
+		huge := (1<<16 - 1 - uint64(t)) >> 63 // 1 if it takes more than two
+		op := uint64(binInt1|binInt2<<8|binInt<<16) >> (8 * (big + huge)) & 0xff
+		binary.LittleEndian.PutUint64(b[n:], op|uint64(t)<<8)
+		n += int(2 + big + 2*huge)
 	}
-	b = appendTuple(b[:n], len(tokens))
+	if b = b[:n]; len(adapter) == 0 && salt == "" && len(tokens) > 3 { // the most frequent by far
+		b = append(b, pickleEnd...)
+		finishPickle(b)
+		return b
+	}
+	b = appendTuple(b, len(tokens))
 	switch {
 	case len(adapter) == 0 && salt == "":
 		b = append(b, noneOp)
@@ -62,37 +71,37 @@ func appendPickle(b, parent []byte, tokens []uint32, adapter []byte, salt string
 	return b
 }
 
-// form is how a token id is written: what comes before it, and the size of both in bytes. Encoding is half of the time of hashing if it branches
-// on the sizes of ids.
+const longest = 5 // bytes of a token id
+
+// form is how CBOR writes a token id of 24 or more: what comes before it, and the size of both in bytes.
 type form struct {
 	op   byte
 	size int
 }
 
-const longest = 5 // bytes of a token id
-
-// pickled and cbored are the forms of ids by their number of bits. CBOR has another one for those below 24.
-var pickled, cbored = forms(binInt1, binInt2, binInt), forms(cborUint|24, cborUint|25, cborUint|26)
-
-func forms(op1, op2, op4 byte) (all [33]form) {
+// cbored are the forms of ids by their number of bits.
+var cbored = func() (all [33]form) {
 	for n := range all {
 		switch {
 		case n <= 8:
-			all[n] = form{op1, 2}
+			all[n] = form{cborUint | 24, 2}
 		case n <= 16:
-			all[n] = form{op2, 3}
+			all[n] = form{cborUint | 25, 3}
 		default:
-			all[n] = form{op4, longest}
+			all[n] = form{cborUint | 26, longest}
 		}
 	}
 	return all
-}
+}()
 
 // saltName comes before a salt.
 const saltName = "cache_salt"
 
-// startPickle appends what a pickle begins with; finishPickle writes its length there.
-func startPickle(b []byte) []byte { return append(b, proto, 5, frame, 0, 0, 0, 0, 0, 0, 0, 0) }
+// pickleStart is what a pickle begins with; finishPickle writes its length there.
+var pickleStart = string([]byte{proto, 5, frame, 0, 0, 0, 0, 0, 0, 0, 0})
+
+// pickleEnd is what follows more than three tokens of a block that depends on nothing else.
+var pickleEnd = string([]byte{tuple, memoize, noneOp, tuple1 + 2, memoize, stop})
 
 func finishPickle(b []byte) {
 	binary.LittleEndian.PutUint64(b[pickleHead-8:], uint64(len(b)-pickleHead))

@@ -1,11 +1,11 @@
 package kvhash
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // method is an algorithm without its seed.
@@ -80,40 +80,38 @@ type Prompt struct {
 // Hasher hashes by one algorithm. It is safe for concurrent use.
 type Hasher struct {
 	method method
-	root   []byte // what the first block is hashed with
+	root   []byte    // what the first block is hashed with
+	memory sync.Pool // of *scratch
 }
 
 // New returns the hasher of an algorithm, which must not be the zero value.
 func New(a Algorithm) *Hasher {
 	h := &Hasher{method: a.method}
+	h.memory.New = func() any { return newScratch() }
 	var b []byte
 	switch a.method {
 	case sha256Of, xxhash:
-		b = append(append(startPickle(b), appendText(nil, a.seed)...), stop)
+		b = append(append(append(b, pickleStart...), appendText(nil, a.seed)...), stop)
 		finishPickle(b)
 	case sha256CBOR, xxhashCBOR:
 		b = append(appendHead(b, cborText, uint64(len(a.seed))), a.seed...)
 	case sglang:
 		return h
 	}
-	h.root = h.digest(new([sha256.Size]byte), b)
+	h.root = h.digest(newScratch(), b)
 	return h
 }
 
-// digest returns the hash of b, in the space given.
-func (h *Hasher) digest(space *[sha256.Size]byte, b []byte) []byte {
+// digest returns the hash of b, until the next call. b may be overwritten behind its end.
+func (h *Hasher) digest(s *scratch, b []byte) []byte {
 	if h.method == xxhash || h.method == xxhashCBOR {
 		high, low := xxh3(b)
-		binary.BigEndian.PutUint64(space[:], high)
-		binary.BigEndian.PutUint64(space[8:], low)
-		return space[:16]
+		binary.BigEndian.PutUint64(s.space[:], high)
+		binary.BigEndian.PutUint64(s.space[8:], low)
+		return s.space[:16]
 	}
-	*space = sha256.Sum256(b)
-	return space[:]
+	return s.sha256(b)
 }
-
-// typical is the size that the encoding of a block has at most, in bytes, if no memory is to be allocated for it: 800 tokens.
-const typical = 4096
 
 // Append appends the names of the whole blocks of a prompt. With SGLang there are none if it has an adapter or a salt: its hashes do not
 // depend on them, so they would be the names of blocks that the prompt must not use.
@@ -125,9 +123,9 @@ func (h *Hasher) Append(dst []uint64, p *Prompt) []uint64 {
 	if each < 1 || p.BlockTokens%each != 0 || h.method == sglang && (len(p.Adapter) > 0 || p.Salt != "") {
 		return dst
 	}
-	var space [typical]byte
-	var digested [sha256.Size]byte
-	buf, parent, salt := space[:0], h.root, p.Salt
+	s := h.memory.Get().(*scratch)
+	defer h.memory.Put(s)
+	buf, parent, salt := s.buf, h.root, p.Salt
 	whole := len(p.Tokens) / p.BlockTokens * p.BlockTokens
 	for at := each; at <= whole; at += each {
 		tokens := p.Tokens[at-each : at]
@@ -142,7 +140,7 @@ func (h *Hasher) Append(dst []uint64, p *Prompt) []uint64 {
 				buf = binary.LittleEndian.AppendUint32(buf, t)
 			}
 		}
-		parent, salt = h.digest(&digested, buf), ""
+		parent, salt = h.digest(s, buf), ""
 		if at%p.BlockTokens == 0 {
 			dst = append(dst, h.name(parent))
 		}
