@@ -87,10 +87,16 @@ func newSystem(t *testing.T, prefill, decode []*engine, nonCached int, more ...s
 	return s
 }
 
-// state is what the picker knows by events.
+// state is what the first picker knows by events.
 func (s *system) state(t *testing.T) kvfeed.State {
 	t.Helper()
-	_, text := harness.FetchPage(t, "http://"+s.Pickers[0].Addr("admin")+"/debug/prefix")
+	return stateOf(t, s.Pickers[0])
+}
+
+// stateOf is what a picker knows by events.
+func stateOf(t *testing.T, p harness.Program) kvfeed.State {
+	t.Helper()
+	_, text := harness.FetchPage(t, "http://"+p.Addr("admin")+"/debug/prefix")
 	var page struct{ Producers map[string]kvfeed.State }
 	if err := json.Unmarshal([]byte(text), &page); err != nil {
 		t.Fatalf("%v: %s", err, text)
