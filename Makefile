@@ -130,6 +130,11 @@ soak: modules .tools/envoy ## run a stack that looks for data races at half load
 batch: modules ## run batches of a million lines, and kill the batch server again and again (BATCHLINES, BATCHKILLS)
 	@cd e2e/batch && $(LONG) '^(TestKilled|TestManyLines)$$' -timeout=60m . -args -batch.lines=$(BATCHLINES) -batch.kills=$(BATCHKILLS)
 
+INTERFERENCE ?= 30s
+.PHONY: batch-interference
+batch-interference: modules .tools/envoy ## measure what a batch does to online requests: docs/batch-interference.svg and .json, some ten minutes (INTERFERENCE)
+	@cd e2e/overload && $(LONG) '^TestInterference$$' -timeout=30m . -args -interference.for=$(INTERFERENCE) -interference.write=$(CURDIR)/docs
+
 .PHONY: lease-vllm
 lease-vllm: modules .tools/vllm .tools/tinymodel ## abandon and hold requests on real vLLM engines, with a keeper and without (LEASEREQUESTS)
 	@cd e2e/serving && $(LONG) '^TestKeeperAtLength$$' -timeout=30m . -args -lease.requests=$(LEASEREQUESTS)

@@ -123,7 +123,7 @@ var importRules = []importRule{
 	{"sidecar…", []string{"sidecar…", "pd…", "transfer…"}, anything},
 	{"epp", []string{"pd…", "transfer"}, anything},
 	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/flow", "epp/read", "epp/sched", "pd…"}, anything},
-	{"epp/plugin…", []string{"epp", "epp/flow", "epp/kvfeed", "epp/kvhash", "epp/latency", "epp/plugin…", "epp/prefix", "epp/pool", "epp/pool/page", "epp/scale", "epp/tokens", "epp/tokens/chat", "pd…", "transfer"}, anything},
+	{"epp/plugin…", []string{"epp", "epp/flow", "epp/headroom", "epp/kvfeed", "epp/kvhash", "epp/latency", "epp/plugin…", "epp/prefix", "epp/pool", "epp/pool/page", "epp/scale", "epp/tokens", "epp/tokens/chat", "pd…", "transfer"}, anything},
 	{"epp/pool", []string{"epp", "epp/pool/page", "pd…"}, anything},
 	{"epp/kvindex", nil, nil},
 	{"epp/kvhash", nil, nil},

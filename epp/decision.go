@@ -1,6 +1,7 @@
 package epp
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -24,8 +25,10 @@ type Decision struct {
 	PullFrom *Endpoint
 	// Expected is what a PickObserver that predicts expects of the request; zero: nothing is expected.
 	Expected Expected
-	Origin   Origin // of the request
-	Pass     Pass   // of the admission
+	// Goals are those that a PickObserver has noted; nil: the request has none.
+	Goals  *Goals
+	Origin Origin // of the request
+	Pass   Pass   // of the admission
 	// Reservation charges the endpoints; nil in a decision that was only explained.
 	Reservation *Reservation
 	// AnswerPlugins take part in the answer; nil if there are none.
@@ -39,6 +42,16 @@ type Expected struct {
 	TTFT Quantiles // from the time that its first leg is sent to its first token
 	TPOT Quantiles // for each further token
 }
+
+// Goals are the times that a request should take at most. 0: any.
+type Goals struct {
+	TTFT, TPOT time.Duration
+	begun      atomic.Bool
+}
+
+// Begin reports whether it is called for the first time. The time to first token of an answer is known when its headers come or only when it
+// has ended, and is to count once.
+func (g *Goals) Begin() bool { return !g.begun.Swap(true) }
 
 // Quantiles are the times that half of the requests of a kind, and nine of ten, need at most. Zero: not known.
 type Quantiles struct{ P50, P90 time.Duration }
@@ -204,6 +217,25 @@ type Outcome struct {
 	Answered  time.Duration     // from the first frame to the headers of the answer; 0: none came
 	Duration  time.Duration     // from the first frame to the last
 	Immediate bool              // answered by the picker itself
+}
+
+// TTFT returns the time to the first token, from the last byte of the request at the picker, as far as the phases that the sidecar has
+// reported tell it.
+func (o *Outcome) TTFT() (took time.Duration, ok bool) {
+	if o.Phases == nil {
+		return 0, false
+	}
+	first, ok := o.Phases.Get(pd.PhaseFirst)
+	if !ok {
+		return 0, false
+	}
+	took = first
+	for _, ph := range [...]pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhaseEncode, pd.PhasePrefill, pd.PhaseHandoff} {
+		before, _ := o.Phases.Get(ph)
+		took += before
+	}
+	overlap, _ := o.Phases.Get(pd.PhaseOverlap)
+	return max(0, took-overlap), true
 }
 
 // Observer gets the outcome of every request, with its decision.

@@ -1,5 +1,7 @@
 package epp
 
+import "time"
+
 // PickObserver is a plugin that learns which endpoints requests are sent to. It must be safe for concurrent use.
 type PickObserver interface {
 	// Picked is called after every pick, on the goroutine of the request, which waits for it. all are the candidates of the
@@ -26,6 +28,8 @@ type Answer struct {
 	Decision *Decision // for the request
 	By       *Endpoint // that the answer comes from: usually the first of the decision; never nil
 	Reported string    // ip:port of the metadata HeaderServed, as the gateway wrote it; "" = it reports none
+	// TTFT is the time to the first token (see Outcome.TTFT); 0 if it has not come yet, or the sidecar is not ours.
+	TTFT time.Duration
 }
 
 // EndpointObserver is a plugin, or a value that it keeps, that learns which endpoints the pool has. The pool calls it, one

@@ -55,6 +55,9 @@ const (
 	// HeaderQueue tells the client of a refused request where in the queue a new try would be: see QueuePlace; and that of a
 	// served one how long it waited for capacity, if it did: see QueueWait.
 	HeaderQueue = "x-tandem-queue"
+	// HeaderHeadroom tells the client of a request of negative priority which share of their goals the times of online requests leave; it is
+	// negative while they miss them, and absent if none has a goal.
+	HeaderHeadroom = "x-tandem-headroom"
 )
 
 // SidecarTakesPlans is the value of HeaderSidecar.

@@ -28,6 +28,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tandem-serving/tandem/batch"
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
@@ -116,6 +117,7 @@ type attempt struct {
 	code       string        // why there is no answer
 	retryAfter time.Duration // 0: the upstream has not said
 	queued     time.Duration // in the picker's queue
+	headroom   float64       // of online requests; NaN: the picker has not said
 	took       time.Duration
 }
 
@@ -189,7 +191,7 @@ func (c *Client) account(a attempt) {
 	switch a.verdict {
 	case final:
 		c.served.Add(1)
-		c.pace.Answered(a.took, a.queued)
+		c.pace.Answered(a.took, a.queued, a.headroom)
 		c.metrics.took.Observe(a.took.Seconds())
 	case full:
 		c.pace.Full(a.retryAfter)
@@ -216,7 +218,7 @@ func (c *Client) send(ctx context.Context, r Request) (a attempt) {
 	traced := httptrace.WithClientTrace(limited, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { reached = true }})
 	req, err := http.NewRequestWithContext(traced, http.MethodPost, c.base+r.Endpoint, bytes.NewReader(r.Body))
 	if err != nil {
-		return attempt{verdict: final, code: batch.CodeUnreachable}
+		return attempt{verdict: final, code: batch.CodeUnreachable, headroom: math.NaN()}
 	}
 	c.setHeader(ctx, req.Header, r)
 	response, err := c.http.Do(req)
@@ -260,7 +262,8 @@ func (c *Client) setHeader(ctx context.Context, h http.Header, r Request) {
 
 // read reads an answer. Its code is set if there is none: the connection broke, or what came is not an answer of this API.
 func read(response *http.Response) attempt {
-	a := attempt{status: response.StatusCode, retryAfter: retryAfter(response.Header.Get("Retry-After")), queued: queued(response.Header.Get("X-Tandem-Queue"))}
+	a := attempt{status: response.StatusCode, retryAfter: retryAfter(response.Header.Get("Retry-After")), queued: queued(response.Header.Get(pd.HeaderQueue)),
+		headroom: headroom(response.Header.Get(pd.HeaderHeadroom))}
 	text, err := readAll(response)
 	if err != nil {
 		return attempt{code: batch.CodeUnreachable}
@@ -283,7 +286,7 @@ func read(response *http.Response) attempt {
 	case isJSON:
 		a.body = text
 	case ok:
-		return attempt{verdict: final, code: batch.CodeBadAnswer}
+		return attempt{verdict: final, code: batch.CodeBadAnswer, headroom: a.headroom}
 	default: // a proxy's page
 		a.body = fmt.Appendf(nil, `{"error":{"message":%s,"type":"upstream_error","param":null,"code":"%d"}}`, body.AppendQuoted(nil, clip(string(text))), a.status)
 	}
@@ -327,4 +330,13 @@ func queued(value string) time.Duration {
 		return 0
 	}
 	return time.Duration(ms * float64(time.Millisecond))
+}
+
+// headroom reads which share of their goals online requests leave; NaN if the picker does not say.
+func headroom(value string) float64 {
+	share, err := strconv.ParseFloat(value, 64)
+	if err != nil || !(share <= 1) {
+		return math.NaN()
+	}
+	return max(share, -1)
 }

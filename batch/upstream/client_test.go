@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -47,5 +48,33 @@ func TestUpstreamTLS(t *testing.T) {
 			t.Errorf("%s: %s, want %s", c.name, a.verdict, c.want)
 		}
 		client.Close()
+	}
+}
+
+// TestHeadroomOfAnswers: the pace learns from each answer what the picker says of online requests.
+func TestHeadroomOfAnswers(t *testing.T) {
+	for value, want := range map[string]float64{"": math.NaN(), "0.35": 0.35, "-0.2": -0.2, "-70": -1, "1.00": 1, "2": math.NaN(), "much": math.NaN(), "NaN": math.NaN(), "-Inf": -1} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if value != "" {
+				w.Header().Set("X-Tandem-Headroom", value)
+			}
+			fmt.Fprint(w, "{}")
+		}))
+		at, err := url.Parse(server.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := New(Config{URL: at, Timeout: time.Minute, InFlight: 1}, telemetry())
+		if err := client.Acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := client.Do(t.Context(), t.Context(), Request{ID: "1", Endpoint: "/v1/completions", Body: []byte("{}")}); !ok {
+			t.Fatal("no answer")
+		}
+		if got := client.pace.Headroom(); got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
+			t.Errorf("%q is read as %v, want %v", value, got, want)
+		}
+		client.Close()
+		server.Close()
 	}
 }

@@ -24,6 +24,8 @@ func newMetrics(reg prometheus.Registerer, pace *Pacer) *metrics {
 		Help: "Requests that may be in flight, as the pace has it."}, func() float64 { limit, _ := pace.State(); return float64(limit) })
 	inflight := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_batch_inflight",
 		Help: "Requests in flight."}, func() float64 { _, inflight := pace.State(); return float64(inflight) })
-	reg.MustRegister(m.attempts, m.took, limit, inflight)
+	headroom := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_batch_headroom",
+		Help: "Share of their goals that online requests leave, as the picker told with the latest answer; NaN if it did not."}, pace.Headroom)
+	reg.MustRegister(m.attempts, m.took, limit, inflight, headroom)
 	return m
 }

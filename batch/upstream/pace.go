@@ -2,13 +2,15 @@ package upstream
 
 import (
 	"context"
+	"math"
 	"sync"
 	"time"
 )
 
 // Pacer bounds the requests in flight by what the upstream can take (AIMD). The limit doubles each round of answers until the upstream first
 // says that it is full; then it grows by one request a round, and halves each time the upstream says so again. It does not grow
-// while answers waited in the picker's queue, or take much longer than they did at best: more requests would only wait.
+// while answers waited in the picker's queue, or take much longer than they did at best: more requests would only wait. Where the picker tells
+// how much headroom online requests have to their goals, the limit grows only while that is enough, and falls when it is not.
 type Pacer struct {
 	most  int
 	wake  chan struct{} // a request may be sent; holds one
@@ -20,6 +22,8 @@ type Pacer struct {
 	inflight    int
 	pausedUntil time.Time
 	halved      time.Time
+	yielded     time.Time     // when the limit was last lowered for want of headroom
+	headroom    float64       // as last told; NaN: not known
 	latency     time.Duration // moving average
 	best        time.Duration // least latency; it rises slowly, because the load and the prompts change
 	observed    time.Time     // when latency was last measured
@@ -36,13 +40,19 @@ const (
 	forgetBest = 10 * time.Minute
 	// longestPause bounds Retry-After: a proxy that asks for hours must not stop batches that another one would serve.
 	longestPause = time.Minute
+	// ampleHeadroom is the share of their goals that the times of online requests must leave for the limit to grow, and leastHeadroom the one
+	// below which it falls: by a tenth, or by three while goals are missed. What the picker tells is of some ten seconds, so a lower
+	// limit shows late: the limit falls at most once in yieldEvery.
+	ampleHeadroom = 0.2
+	leastHeadroom = 0.1
+	yieldEvery    = 5 * time.Second
 	// alonePause is how long the upstream is left alone that has refused the only request in flight, and has not said when to come back.
 	alonePause = 100 * time.Millisecond
 )
 
 // NewPacer returns a Pacer of at most so many requests in flight.
 func NewPacer(most int) *Pacer {
-	return &Pacer{most: most, wake: make(chan struct{}, 1), limit: min(startLimit, float64(most))}
+	return &Pacer{most: most, wake: make(chan struct{}, 1), limit: min(startLimit, float64(most)), headroom: math.NaN()}
 }
 
 // Acquire waits until a request may be sent. End it with Answered, Full or Failed.
@@ -91,13 +101,18 @@ func (p *Pacer) signal() {
 	}
 }
 
-// Answered ends a request that the upstream has served. queued is how long it waited for capacity.
-func (p *Pacer) Answered(took, queued time.Duration) {
+// Answered ends a request that the upstream has served. queued is how long it waited for capacity, headroom the share of their goals that
+// online requests leave, NaN if it is not known.
+func (p *Pacer) Answered(took, queued time.Duration, headroom float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.observe(took)
 	p.inflight--
-	if p.bound && queued < queueBound && p.latency < slower*p.best {
+	switch p.headroom = headroom; {
+	case headroom < leastHeadroom:
+		p.yield(time.Now())
+	case headroom < ampleHeadroom: // more requests would take it
+	case p.bound && queued < queueBound && p.latency < slower*p.best:
 		step := 1.0
 		if p.known {
 			step = 1 / p.limit
@@ -105,6 +120,21 @@ func (p *Pacer) Answered(took, queued time.Duration) {
 		p.limit = min(p.limit+step, float64(p.most))
 	}
 	p.signal()
+}
+
+// yield lowers the limit, because online requests come near to their goals, or miss them. A limit that is already 1 becomes a pause.
+func (p *Pacer) yield(now time.Time) {
+	if now.Sub(p.yielded) < yieldEvery {
+		return
+	}
+	share := 0.9
+	if p.headroom < 0 {
+		share = 0.7
+	}
+	if p.limit <= 1 {
+		p.pause(now.Add(yieldEvery))
+	}
+	p.limit, p.known, p.yielded = max(1, p.limit*share), true, now
 }
 
 // observe has the average follow an answer's time within about 16 answers, and the best time rise to the average within forgetBest.
@@ -163,4 +193,11 @@ func (p *Pacer) State() (limit, inflight int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return int(p.limit), p.inflight
+}
+
+// Headroom returns the share of their goals that online requests leave, as the latest answer had it; NaN if it had none.
+func (p *Pacer) Headroom() float64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.headroom
 }

@@ -1,7 +1,9 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,7 +27,7 @@ func acquire(t *testing.T, p *Pacer, n int) {
 func TestPace(t *testing.T) {
 	answered := func(p *Pacer, n int, took, queued time.Duration) {
 		for range n {
-			p.Answered(took, queued)
+			p.Answered(took, queued, math.NaN())
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -91,7 +93,7 @@ func TestPaceStopsGrowing(t *testing.T) {
 			limit, _ := p.State()
 			acquire(t, p, limit)
 			for range limit {
-				p.Answered(took, 0)
+				p.Answered(took, 0, math.NaN())
 			}
 		}
 		for range 20 {
@@ -107,6 +109,81 @@ func TestPaceStopsGrowing(t *testing.T) {
 		}
 		if limit, _ := p.State(); limit > 200 {
 			t.Errorf("the limit is %d although answers take ten times as long", limit)
+		}
+	})
+}
+
+// The limit follows the headroom that online requests have, as each answer tells it.
+func TestPaceYields(t *testing.T) {
+	type step struct {
+		rounds   int
+		headroom float64
+		grows    int // -1: the limit falls
+	}
+	for _, tc := range []struct {
+		name  string
+		steps []step
+	}{
+		{"not known", []step{{3, math.NaN(), 1}}},
+		{"ample", []step{{3, 0.5, 1}}},
+		{"enough", []step{{3, 0.5, 1}, {5, 0.15, 0}}},
+		{"little", []step{{3, 0.5, 1}, {2, 0.05, -1}}},
+		{"goals are missed", []step{{3, 0.5, 1}, {2, -0.5, -1}}},
+		{"ample again", []step{{3, 0.5, 1}, {2, -1, -1}, {3, 0.5, 1}}},
+		{"online traffic has ended", []step{{3, 0.5, 1}, {2, -1, -1}, {3, math.NaN(), 1}}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := NewPacer(1000)
+				for _, s := range tc.steps {
+					before, _ := p.State()
+					for range s.rounds {
+						limit, _ := p.State()
+						acquire(t, p, limit)
+						<-time.After(yieldEvery)
+						for range limit {
+							p.Answered(time.Second, 0, s.headroom)
+						}
+					}
+					if after, _ := p.State(); cmp.Compare(after, before) != s.grows {
+						t.Errorf("%d rounds with a headroom of %v: the limit goes from %d to %d", s.rounds, s.headroom, before, after)
+					}
+				}
+			})
+		})
+	}
+}
+
+// The answers to requests that were in flight when the limit fell say the same again: it falls once for all of them, and further if goals are missed.
+func TestPaceYieldsOnce(t *testing.T) {
+	for headroom, want := range map[float64]int{0.05: 90, -0.01: 70} {
+		synctest.Test(t, func(t *testing.T) {
+			p := NewPacer(100)
+			p.limit = 100
+			acquire(t, p, 100)
+			for range 100 {
+				p.Answered(time.Second, 0, headroom)
+			}
+			if limit, _ := p.State(); limit != want {
+				t.Errorf("a headroom of %v has the limit fall from 100 to %d, want %d", headroom, limit, want)
+			}
+		})
+	}
+}
+
+// While online requests miss their goals although only one request of batches runs, the next one waits.
+func TestPaceYieldsAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPacer(1)
+		begun := time.Now()
+		for range 3 {
+			if err := p.Acquire(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			p.Answered(time.Millisecond, 0, -1)
+		}
+		if passed := time.Since(begun); passed != 2*yieldEvery {
+			t.Errorf("three requests take %v, want pauses of %v between them", passed, yieldEvery)
 		}
 	})
 }
@@ -157,6 +234,6 @@ func BenchmarkPacer(b *testing.B) {
 		if err := p.Acquire(ctx); err != nil {
 			b.Fatal(err)
 		}
-		p.Answered(time.Millisecond, 0)
+		p.Answered(time.Millisecond, 0, math.NaN())
 	}
 }

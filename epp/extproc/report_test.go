@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
@@ -189,4 +190,35 @@ func startLoggingGateway(t *testing.T, filters envoyconf.Filters, picker string,
 		t.Fatal(err)
 	}
 	return e, address
+}
+
+// told keeps what stampers are told of answers.
+type told chan time.Duration
+
+func (c told) Stamp(a *epp.Answer, set func(name, value string)) {
+	c <- a.TTFT
+	set(pd.HeaderHeadroom, "0.25")
+}
+
+// TestFirstTokenIsTold: plugins learn the time to first token with the headers, if it has come by then, and their headers reach the client.
+func TestFirstTokenIsTold(t *testing.T) {
+	for timing, want := range map[string]time.Duration{"epp;dur=1, recv;dur=2": 0, "epp;dur=1, recv;dur=2, prefill;dur=80, first;dur=10": 93 * time.Millisecond} {
+		answers := make(told, 1)
+		p := newPool(a)
+		p.choose = func(r *epp.Request) (*epp.Decision, error) {
+			d, err := p.local(r, p.endpoints...)
+			d.AnswerPlugins = &epp.AnswerPlugins{Stampers: []epp.Stamper{answers}}
+			return d, err
+		}
+		s := startRig(t, p).open(t, "")
+		s.decide()
+		s.send(responseHeaders(more, pd.HeaderDecision, "local;reason=bypassed", pd.HeaderTiming, timing))
+		if got := headersSet(t, s.recv())[pd.HeaderHeadroom]; got != "0.25" {
+			t.Errorf("the client gets %q", got)
+		}
+		if got := <-answers; got != want {
+			t.Errorf("%s: plugins are told %v, want %v", timing, got, want)
+		}
+		s.mustFinish()
+	}
 }

@@ -50,7 +50,8 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 		}
 		st.reservation.Answered()
 	}
-	m := st.stamp(st.tellWait(st.missingReport(reported)), epp.Answer{By: by, Reported: reportedBy(f)})
+	began, _ := st.outcome.TTFT()
+	m := st.stamp(st.tellWait(st.missingReport(reported)), epp.Answer{By: by, Reported: reportedBy(f), TTFT: began})
 	if !h.GetEndOfStream() && st.startRename(reported) {
 		if m == nil {
 			m = &procv3.HeaderMutation{}

@@ -127,6 +127,12 @@ func TestProblems(t *testing.T) {
 		{"burst-prefix-cache-producer", "{windowDurationMs: 0, maxPerReplica: 0, blockSizeTokens: 0, minColocateBlocks: -1, balanceBy: load}",
 			"windowDurationMs: must be at least 1, got 0|blockSizeTokens: must be at least 1, got 0|minColocateBlocks: must not be negative, got -1|" +
 				`maxPerReplica: must be -1, for no limit, or at least 1, got 0|balanceBy: must be requests or tokens, got "load"`},
+		{"slo-headroom-reporter", "", ""},
+		{"slo-headroom-reporter", "{ttftMs: 500, tpotMs: 40, attainment: 0.95, windowSeconds: 30}", ""},
+		{"slo-headroom-reporter", "ttftMs: -1", "ttftMs: must be from 0 to 3600000, got -1"},
+		{"slo-headroom-reporter", "tpotMs: 4e6", "tpotMs: must be from 0 to 3600000, got 4e+06"},
+		{"slo-headroom-reporter", "attainment: 1", "attainment: must be more than 0 and less than 1, got 1"},
+		{"slo-headroom-reporter", "windowSeconds: 0.5", "windowSeconds: must be from 1 to 3600, got 0.5"},
 		{"request-attribute-reporter", "", "attributes: must have one entry, got 0"},
 		{"request-attribute-reporter", "attributes: [{}, {}]", "attributes: must have one entry, got 2"},
 		{"request-attribute-reporter", "attributes: [{condition: x}]", "attributes[0].key.name: must not be empty|attributes[0].expression: must not be empty"},

@@ -102,8 +102,9 @@ var Table = []epp.Row{
 	{Type: "topology-extractor", New: affinity.NewTopologyExtractor},
 	{Type: "token-producer", Deprecated: []string{"tokenizer"}, New: producer.NewToken},
 
-	// Reporters of numbers about answers.
+	// Reporters of numbers about answers, to gateways and clients.
 	{Type: "request-attribute-reporter", New: reporter.NewRequestAttribute},
+	{Type: "slo-headroom-reporter", New: reporter.NewSLOHeadroom},
 
 	// What computes how many replicas there should be, for autoscalers.
 	{Type: "replica-sizer", New: newReplicaSizer},
