@@ -1,6 +1,9 @@
 package tokens
 
-import "unicode/utf8"
+import (
+	"math/bits"
+	"unicode/utf8"
+)
 
 // bpe is byte-pair encoding: a word is a sequence of characters, of which the pair of the lowest rank is merged, the leftmost one of equals,
 // until there is none. Its characters are bytes, if the file has byte-level pre-tokenization, or code points.
@@ -22,6 +25,9 @@ const none = 1<<32 - 1
 
 // symbols is the scratch space of one encoder.
 type symbols struct {
+	short [1 << placeBits]uint32 // of mergeShort: ids,
+	pairs [1 << placeBits]uint32 // and of the pair that begins there, the rank and the place
+
 	ids   []uint32
 	ranks []uint32 // of the pair that begins here
 	queue queue
@@ -31,27 +37,39 @@ type symbols struct {
 	places []place // of unigram
 }
 
-// shortWord is up to how many symbols are merged by looking at all of them, which is faster than a queue.
-const shortWord = 40
+const (
+	// shortSequence is up to how many symbols are merged by looking at all of them, which is faster than a queue.
+	shortSequence = 40
+	// placeBits are the bits of a place in such a sequence, which a rank fits in above.
+	placeBits = 6
+	noPair    = 1<<32 - 1
+)
 
 // append appends the ids of a word.
 func (m *bpe) append(dst []uint32, word []byte, s *symbols) []uint32 {
+	if len(word) <= shortSequence && m.byteRank != nil {
+		for i, b := range word {
+			s.short[i] = m.byteIDs[b]
+		}
+		for i := range len(word) - 1 {
+			s.pairs[i] = m.byteRank[uint(word[i])<<8|uint(word[i+1])]<<placeBits | uint32(i)
+		}
+		return m.mergeShort(dst, len(word), s)
+	}
 	s.ids = m.characters(s.ids[:0], word)
 	if len(s.ids) < 2 {
 		return append(dst, s.ids...)
 	}
-	s.ranks = s.ranks[:0]
-	if m.byteRank != nil {
-		for i := range len(word) - 1 {
-			s.ranks = append(s.ranks, m.byteRank[uint(word[i])<<8|uint(word[i+1])])
+	if n := len(s.ids); n <= shortSequence {
+		copy(s.short[:], s.ids)
+		for i := range n - 1 {
+			s.pairs[i] = m.merges.rank(s.ids[i], s.ids[i+1])<<placeBits | uint32(i)
 		}
-	} else {
-		for i := range len(s.ids) - 1 {
-			s.ranks = append(s.ranks, m.merges.rank(s.ids[i], s.ids[i+1]))
-		}
+		return m.mergeShort(dst, n, s)
 	}
-	if len(s.ids) <= shortWord {
-		return append(dst, m.mergeShort(s)...)
+	s.ranks = s.ranks[:0]
+	for i := range len(s.ids) - 1 {
+		s.ranks = append(s.ranks, m.merges.rank(s.ids[i], s.ids[i+1]))
 	}
 	return m.mergeLong(dst, s)
 }
@@ -112,30 +130,40 @@ func (m *bpe) appendBytes(dst []uint32, char []byte) []uint32 {
 	return dst
 }
 
-// mergeShort merges the symbols in place and returns them.
-func (m *bpe) mergeShort(s *symbols) []uint32 {
-	ids, ranks := s.ids, s.ranks
-	for len(ranks) > 0 {
-		best, at := uint32(noRank), 0
-		for i, r := range ranks {
-			if r < best {
-				best, at = r, i
-			}
+// mergeShort merges the first n symbols of s.short and appends what is left. s.pairs has the ranks of all pairs of them.
+func (m *bpe) mergeShort(dst []uint32, n int, s *symbols) []uint32 {
+	s.pairs[n-1] = noPair
+	for i := n; i%4 != 0; i++ {
+		s.pairs[i] = noPair
+	}
+	left := uint64(1)<<n - 1 // a bit for each symbol that is left
+	for {
+		// Four least ones at a time do not wait for each other.
+		a, b, c, d := uint32(noPair), uint32(noPair), uint32(noPair), uint32(noPair)
+		for p := s.pairs[:(n+3)&^3]; len(p) >= 4; p = p[4:] {
+			a, b, c, d = min(a, p[0]), min(b, p[1]), min(c, p[2]), min(d, p[3])
 		}
-		if best == noRank {
+		best := min(a, b, c, d)
+		if best >= noRank<<placeBits {
 			break
 		}
-		ids[at] = m.merges.merged[best]
-		ids = append(ids[:at+1], ids[at+2:]...)
-		ranks = append(ranks[:at], ranks[at+1:]...)
-		if at > 0 {
-			ranks[at-1] = m.merges.rank(ids[at-1], ids[at])
+		at := int(best & (1<<placeBits - 1))
+		gone := at + 1 + bits.TrailingZeros64(left>>(at+1))
+		left &^= 1 << gone
+		id := m.merges.merged[best>>placeBits]
+		s.short[at], s.pairs[gone], s.pairs[at] = id, noPair, noPair
+		if after := left >> gone; after != 0 {
+			s.pairs[at] = m.merges.rank(id, s.short[(gone+bits.TrailingZeros64(after))%len(s.short)])<<placeBits | uint32(at)
 		}
-		if at < len(ranks) {
-			ranks[at] = m.merges.rank(ids[at], ids[at+1])
+		if before := left & (1<<at - 1); before != 0 {
+			prev := (bits.Len64(before) - 1) % len(s.short)
+			s.pairs[prev] = m.merges.rank(s.short[prev], id)<<placeBits | uint32(prev)
 		}
 	}
-	return ids
+	for ; left != 0; left &= left - 1 {
+		dst = append(dst, s.short[bits.TrailingZeros64(left)%len(s.short)])
+	}
+	return dst
 }
 
 // mergeLong does the same with a queue, in a time that is nearly linear.

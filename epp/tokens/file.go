@@ -170,6 +170,9 @@ func (f *file) tokenizer() (*Tokenizer, error) {
 		byteLevel, spaced = s.byteLevel, spaced || s.space != nil
 		t.beginning = t.beginning || s.space != nil && s.before == firstPiece
 	}
+	if t.scan, err = newScanner(t.splits); err != nil {
+		return nil, fmt.Errorf("pre_tokenizer: %w", err)
+	}
 	var vocab map[string]uint32
 	if t.model, vocab, err = readModel(f.Model, byteLevel); err != nil {
 		return nil, fmt.Errorf("model: %w", err)

@@ -1,7 +1,6 @@
 package tokens
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -186,35 +185,3 @@ var (
 		return bytes
 	}()
 )
-
-// words is a cache of what a model makes of words: one slot for each hash. It belongs to one encoder.
-type words []cached
-
-// cached is a slot, of the size of a line of the processor's cache.
-type cached struct {
-	ids    [7]uint32
-	count  uint8 // of ids
-	length uint8 // of the word, 0 = the slot is free
-	_      uint16
-	word   [maxCached]byte
-}
-
-const (
-	// maxCached is the longest word that is kept (bytes).
-	maxCached = 32
-	// cacheSlots make a cache of 2 MiB.
-	cacheSlots = 1 << 15
-)
-
-func (c words) slot(h uint64) *cached { return &c[h>>32&(cacheSlots-1)] }
-
-func (s *cached) holds(word []byte) bool {
-	return int(s.length) == len(word) && bytes.Equal(s.word[:s.length], word)
-}
-
-func (s *cached) keep(word []byte, ids []uint32) {
-	if len(ids) > len(s.ids) {
-		return
-	}
-	s.length, s.count = uint8(copy(s.word[:], word)), uint8(copy(s.ids[:], ids))
-}

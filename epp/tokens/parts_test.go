@@ -12,7 +12,7 @@ import (
 
 // whole returns the ids of a text that is not cut into parts, and not remembered.
 func whole(t *Tokenizer, text string) []uint32 {
-	e := &encoder{Tokenizer: t, words: make(words, cacheSlots), first: true}
+	e := &encoder{Tokenizer: t, words: newWords(), first: true}
 	t.raw.each([]byte(text), func(between []byte) { e.normalize(between); e.first = false }, e.id)
 	return e.ids
 }

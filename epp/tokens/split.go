@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/epp/tokens/chars"
@@ -45,6 +46,70 @@ const (
 
 var behaviors = map[string]behavior{"Isolated": isolated, "Removed": removed, "MergedWithPrevious": mergedWithPrevious,
 	"MergedWithNext": mergedWithNext, "Contiguous": contiguous}
+
+// scanner does several steps at once: each of the first ones isolates runs of some characters, and the last one splits what is between them.
+type scanner struct {
+	runs  []*pattern.Pattern // of the first steps: each up to characters of those before it
+	whole []bool             // by run: no later step matches anything in it
+	last  *pattern.Pattern   // up to characters of runs
+	drops bool               // what it does not match is no piece
+}
+
+// newScanner returns what does all steps, nil if they are not of that kind.
+func newScanner(splits []split) (*scanner, error) {
+	var s scanner
+	var known chars.Set // the characters of runs
+	for i := range splits {
+		p := &splits[i]
+		all, repeats := chars.Set(nil), false
+		if p.pattern != nil {
+			all, repeats = p.pattern.Repeats()
+		}
+		keeps, drops := p.keep == isolated && !p.invert, p.keep == removed && p.invert
+		switch {
+		case p.prefix || p.space != nil:
+			return nil, nil
+		case p.pattern == nil && s.last != nil:
+		case p.pattern == nil || s.last != nil:
+			return nil, nil
+		case repeats && keeps && slices.ContainsFunc(splits[i+1:], func(p split) bool { return p.pattern != nil }):
+			run, err := p.pattern.Until(known)
+			if err != nil {
+				return nil, err
+			}
+			whole := true
+			for _, later := range splits[i+1:] {
+				if later.pattern == nil {
+					continue
+				}
+				matches, err := later.pattern.MatchesOf(all)
+				if err != nil {
+					return nil, err
+				}
+				whole = whole && !matches && later.keep == isolated && !later.invert
+			}
+			s.runs, s.whole = append(s.runs, run), append(s.whole, whole)
+			known = chars.Union(known, all)
+		case keeps || drops:
+			last, err := p.pattern.Until(known)
+			if err != nil {
+				return nil, err
+			}
+			s.last, s.drops = last, drops
+		default:
+			return nil, nil
+		}
+	}
+	if s.last == nil {
+		return nil, nil
+	}
+	return &s, nil
+}
+
+// begins reports whether a match of any pattern begins at a place.
+func (s *scanner) begins(text []byte, at int) bool {
+	return s.last.Match(text, at) > 0 || slices.ContainsFunc(s.runs, func(p *pattern.Pattern) bool { return p.Match(text, at) > 0 })
+}
 
 // gpt2 is the expression of ByteLevel.
 const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`

@@ -2,7 +2,9 @@ package tokens
 
 import (
 	"bytes"
+	"encoding/binary"
 	"runtime"
+	"slices"
 	"sync"
 	"unicode/utf8"
 
@@ -16,6 +18,7 @@ type Tokenizer struct {
 	normalizers normalizers
 	normal      *finder // added tokens that are found in normalised text
 	splits      []split
+	scan        *scanner // does all splits at once; nil if they are not of that kind
 	model       model
 
 	before, after []uint32 // special tokens around a text
@@ -37,6 +40,7 @@ type encoder struct {
 	prefixed   []byte
 	spaced     []byte
 	first      bool // the text begins with what is handled now
+	ends       [64]int
 	words      words
 	symbols    symbols
 }
@@ -79,7 +83,7 @@ func (t *Tokenizer) encoder() *encoder {
 		t.idle = t.idle[:last]
 		return e
 	}
-	return &encoder{Tokenizer: t, words: make(words, cacheSlots)}
+	return &encoder{Tokenizer: t, words: newWords()}
 }
 
 // release keeps an encoder for the next call: as many as can run at a time.
@@ -103,7 +107,11 @@ func (e *encoder) normalize(text []byte) {
 
 // pieces splits normalised text.
 func (e *encoder) pieces(text []byte) {
-	e.piece(0, text)
+	if e.scan != nil {
+		e.scanned(text)
+	} else {
+		e.piece(0, text)
+	}
 	e.first = false
 }
 
@@ -129,7 +137,7 @@ func (e *encoder) piece(step int, text []byte) {
 		s.each(text, func(piece []byte) { e.piece(step+1, piece) })
 		return
 	}
-	// The same without calls by reference: nearly all files only isolate, and this is where most of the time is spent.
+	// The same without calls by reference, each of which allocates.
 	for done := 0; done < len(text); {
 		start, end, ok := s.pattern.Next(text, done)
 		if !ok {
@@ -163,27 +171,134 @@ func (e *encoder) withSpaces(s *split, text []byte) []byte {
 	return e.spaced
 }
 
+// scanned splits a text as e.scan says, and appends the ids of its words.
+func (e *encoder) scanned(text []byte) {
+	for at := 0; at < len(text); {
+		n := e.scan.last.Ends(text, at, e.ends[:])
+		at = e.append(text, at, e.ends[:n])
+		if n < len(e.ends) && at < len(text) {
+			at = e.other(text, at)
+		}
+	}
+}
+
+// append appends the ids of the words of a text that follow each other from a place on, and returns where the last one ends.
+func (e *encoder) append(text []byte, at int, ends []int) int {
+	short, ids := e.words.short, e.ids
+	for _, end := range ends {
+		length := end - at
+		if length > maxShort || at+maxShort > len(text) {
+			e.ids = ids
+			e.word(text[at:end])
+			ids = e.ids
+			at = end
+			continue
+		}
+		m := &masks[length]
+		lo, hi := binary.LittleEndian.Uint64(text[at:])&m.lo, binary.LittleEndian.Uint64(text[at+8:])&m.hi
+		line := &short[shortSum(lo, hi)>>(64-shortBits)]
+		s := &line[0]
+		if !s.holds(lo, hi, length) {
+			if s = &line[1]; !s.holds(lo, hi, length) {
+				e.ids = ids
+				e.unknown(line, lo, hi, text[at:end])
+				ids = e.ids
+				at = end
+				continue
+			}
+		}
+		if cap(ids)-len(ids) < maxShortIDs {
+			ids = slices.Grow(ids, maxShortIDs)
+		}
+		n := len(ids)
+		ids = ids[:n+maxShortIDs] // a copy of a fixed size costs less than what follows it in vain
+		*(*[maxShortIDs]uint32)(ids[n:]) = s.ids
+		ids = ids[:n+int(s.count)]
+		at = end
+	}
+	e.ids = ids
+	return at
+}
+
+// other handles what is at a place where the last pattern matches nothing, and returns where it ends.
+func (e *encoder) other(text []byte, at int) int {
+	for step, run := range e.scan.runs {
+		if end := run.Match(text, at); end > 0 {
+			if e.scan.whole[step] {
+				e.word(text[at:end])
+			} else {
+				e.piece(step+1, text[at:end])
+			}
+			return end
+		}
+	}
+	end := at
+	for {
+		_, size := utf8.DecodeRune(text[end:])
+		if end += size; end == len(text) || e.scan.begins(text, end) {
+			break
+		}
+	}
+	if !e.scan.drops {
+		e.word(text[at:end])
+	}
+	return end
+}
+
 // word appends the ids of a word.
 func (e *encoder) word(text []byte) {
-	h := hash(text)
-	if len(text) > maxCached {
-		if id, ok := e.model.known(text, h); ok {
-			e.ids = append(e.ids, id)
-			return
-		}
-		e.ids = e.model.append(e.ids, text, &e.symbols)
+	if len(text) > maxShort {
+		e.uncached(text)
 		return
 	}
-	slot := e.words.slot(h)
+	var padded [maxShort]byte
+	copy(padded[:], text)
+	lo, hi := binary.LittleEndian.Uint64(padded[:]), binary.LittleEndian.Uint64(padded[8:])
+	line := &e.words.short[shortSum(lo, hi)>>(64-shortBits)]
+	for i := range line {
+		if s := &line[i]; s.holds(lo, hi, len(text)) {
+			e.ids = append(e.ids, s.ids[:s.count]...)
+			return
+		}
+	}
+	e.unknown(line, lo, hi, text)
+}
+
+// unknown appends the ids of a short word that is not in its line, and puts it there.
+func (e *encoder) unknown(line *shortLine, lo, hi uint64, text []byte) {
+	before := len(e.ids)
+	e.uncached(text)
+	if ids := e.ids[before:]; len(ids) <= maxShortIDs {
+		line[1] = line[0]
+		s := &line[0]
+		s.lo, s.hi, s.length, s.count = lo, hi, uint8(len(text)), uint8(copy(s.ids[:], ids))
+	}
+}
+
+// uncached appends the ids of a word that is none of the short ones that are cached.
+func (e *encoder) uncached(text []byte) {
+	h := hash(text)
+	if len(text) > maxLong {
+		e.looked(text, h)
+		return
+	}
+	slot := &e.words.long[h>>(64-longBits)]
 	if slot.holds(text) {
 		e.ids = append(e.ids, slot.ids[:slot.count]...)
 		return
 	}
 	before := len(e.ids)
+	e.looked(text, h)
+	if ids := e.ids[before:]; len(text) > maxShort || len(ids) > maxShortIDs {
+		slot.keep(text, ids)
+	}
+}
+
+// looked appends the ids of a word whose hash is h, without a look into the cache.
+func (e *encoder) looked(text []byte, h uint64) {
 	if id, ok := e.model.known(text, h); ok {
 		e.ids = append(e.ids, id)
-	} else {
-		e.ids = e.model.append(e.ids, text, &e.symbols)
+		return
 	}
-	slot.keep(text, e.ids[before:])
+	e.ids = e.model.append(e.ids, text, &e.symbols)
 }

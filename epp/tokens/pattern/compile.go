@@ -25,9 +25,27 @@ type Pattern struct {
 	wide   []uint8              // classes, blockSize of them for each block
 
 	stride int      // entries of a state: one for each class, and one for the end of the text
-	table  []uint32 // by state and class: twice the index of the next state's entries, plus 1 if the text so far matches
+	table  []uint32 // by state and class: an entry
 
-	begins [256]bool // whether a match may begin with a byte; true for all that begin a character of several bytes
+	begins [256]bool          // whether a match may begin with a byte; true for all that begin a character of several bytes
+	runs   [utf8.RuneSelf]run // by the byte that a match begins with
+
+	root  *node     // the expression
+	until chars.Set // the characters that are taken for the end of the text
+}
+
+// An entry of the table is the index of the next state's entries, above these bits.
+const (
+	accepting = 1 // the text so far matches
+	stateBits = 1
+)
+
+// run says what follows a byte that a match begins with, if letters do: most matches are words.
+type run struct {
+	state uint32 // in which letters leave the pattern; 0 = Match looks at each character
+	// least is the least length of a match in that state (bytes): 1 if the byte is in the state already, 2 if a letter leads there.
+	least uint8
+	fold  uint8 // 'a'-'A' if the letters are all of ASCII, 0 if only a to z
 }
 
 const (
@@ -57,6 +75,8 @@ type compiler struct {
 	steps []step
 	sets  []chars.Set
 	has   [][]bool // by set and class
+
+	until int // index into sets of the characters that a text ends before; -1 = none
 
 	states map[string]int
 	cores  [][]int // by state, the steps that are tried in this order
@@ -117,14 +137,42 @@ func Runs(sets ...chars.Set) (*Pattern, error) {
 	return compile(all)
 }
 
-func compile(root *node) (*Pattern, error) {
-	c := compiler{states: map[string]int{}}
+// Repeats returns the set of characters of which a pattern matches one or more; false if it matches anything else.
+func (p *Pattern) Repeats() (set chars.Set, ok bool) {
+	n := p.root
+	for len(n.nodes) == 1 && (n.op == opConcat || n.op == opAlt || n.op == opRepeat && n.min == 1) {
+		n = n.nodes[0]
+	}
+	return n.set, n.op == opSet
+}
+
+// Until returns a pattern that takes each character of a set for the end of the text.
+func (p *Pattern) Until(set chars.Set) (*Pattern, error) {
+	return compileUntil(p.root, chars.Union(p.until, set))
+}
+
+// MatchesOf reports whether a pattern matches any text that consists of characters of a set alone.
+func (p *Pattern) MatchesOf(set chars.Set) (bool, error) {
+	only, err := p.Until(set.Negate())
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(only.table, func(entry uint32) bool { return entry&accepting != 0 }), nil
+}
+
+func compile(root *node) (*Pattern, error) { return compileUntil(root, nil) }
+
+func compileUntil(root *node, until chars.Set) (*Pattern, error) {
+	c := compiler{states: map[string]int{}, until: -1}
+	if len(until) > 0 {
+		c.until = c.set(until)
+	}
 	c.steps = append(c.steps, step{kind: stepMatch})
 	start, err := c.node(root, 0)
 	if err != nil {
 		return nil, err
 	}
-	p := &Pattern{}
+	p := &Pattern{root: root, until: until}
 	if err := c.classes(p); err != nil {
 		return nil, err
 	}
@@ -303,23 +351,53 @@ func (c *compiler) tabulate(p *Pattern, start int) error {
 			return errTooLarge
 		}
 		for class := range p.stride {
-			next, matches := c.advance(c.cores[s], class, class == p.stride-1)
-			entry := uint32(c.state(next)*p.stride) << 1
-			if matches {
-				entry |= 1
+			end := class == p.stride-1 || c.until >= 0 && c.has[c.until][class]
+			next, matched := c.advance(c.cores[s], class, end)
+			entry := uint32(c.state(next)*p.stride) << stateBits
+			if matched {
+				entry |= accepting
 			}
 			p.table = append(p.table, entry)
 		}
 	}
 	for class := range p.stride {
-		if p.table[p.stride+class]&1 != 0 {
+		if p.table[p.stride+class]&accepting != 0 {
 			return errors.New("matches a text of no characters, which splits nothing")
 		}
 	}
 	for b := range p.begins {
-		p.begins[b] = b >= utf8.RuneSelf || p.table[p.stride+int(p.ascii[b])]>>1 != 0
+		p.begins[b] = b >= utf8.RuneSelf || p.table[p.stride+int(p.ascii[b])]>>stateBits != 0
+	}
+	for b := range utf8.RuneSelf {
+		p.runs[b] = p.run(p.table[p.stride+int(p.ascii[b])] >> stateBits)
 	}
 	return nil
+}
+
+// leads reports whether all letters lead from a state to another one: those of ASCII, or a to z if fold is 0.
+func (p *Pattern) leads(from, to uint32, fold uint8) bool {
+	for b := byte('a'); b <= 'z'; b++ {
+		if p.table[from+uint32(p.ascii[b])]>>stateBits != to || p.table[from+uint32(p.ascii[b-fold])]>>stateBits != to {
+			return false
+		}
+	}
+	return true
+}
+
+// run returns what letters do after a state.
+func (p *Pattern) run(state uint32) run {
+	if state == 0 {
+		return run{}
+	}
+	for _, fold := range []uint8{'a' - 'A', 0} {
+		if p.leads(state, state, fold) {
+			return run{state, 1, fold}
+		}
+		if next := p.table[state+uint32(p.ascii['a'])] >> stateBits; next != 0 && p.leads(state, next, fold) && p.leads(next, next, fold) {
+			return run{next, 2, fold}
+		}
+	}
+	return run{}
 }
 
 // state returns the number of a state, and adds it if it is new.

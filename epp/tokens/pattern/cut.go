@@ -11,21 +11,21 @@ func (p *Pattern) Between(before, after byte) (apart, begins bool) {
 	}
 	a, b, end := int(p.ascii[before]), int(p.ascii[after]), p.stride-1
 	for state := p.stride; state < len(p.table); state += p.stride {
-		next := int(p.table[state+a] >> 1)
+		next := int(p.table[state+a] >> stateBits)
 		if next == 0 {
 			continue
 		}
 		follows, ends := p.table[next+b], p.table[next+end]
-		if follows>>1 != 0 || follows&1 != ends&1 {
+		if follows>>stateBits != 0 || (follows^ends)&accepting != 0 {
 			return false, false
 		}
 	}
-	first := int(p.table[p.stride+b] >> 1)
+	first := int(p.table[p.stride+b] >> stateBits)
 	if first == 0 {
 		return true, false
 	}
 	for class := range p.stride {
-		if p.table[first+class]&1 == 0 {
+		if p.table[first+class]&accepting == 0 {
 			return true, false
 		}
 	}

@@ -5,5 +5,7 @@
 // longest. A table cannot express everything: back-references, look-behind, look-ahead over more than one character, possessive
 // quantifiers and anchors are refused with an error that names them.
 //
+// Ends finds many matches at a time, and reads words of ASCII letters eight bytes at a time.
+//
 // The package knows nothing of tokens. Text that is not UTF-8 must be repaired before; chars.Repair does that.
 package pattern

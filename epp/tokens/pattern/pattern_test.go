@@ -3,6 +3,7 @@ package pattern
 import (
 	"math/rand/v2"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -158,6 +159,128 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+// TestEnds finds the same ends as Match does one by one, and as Next without what it leaves out.
+func TestEnds(t *testing.T) {
+	random := rand.New(rand.NewPCG(7, 8))
+	parts := []string{"a", "word", "Word", "WORD", "longerthaneightletters", "ſ", "é", "漢", "'", "'ll", "'S", " ", "  ", "\n", "\r\n", "\t", "1", "1234", ".", "()", "_", "/", "\x00", "z{", "@A", "[`"}
+	matched := 0
+	for name, expression := range known {
+		p, err := Parse(expression)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3000 {
+			var b strings.Builder
+			for range random.IntN(12) {
+				b.WriteString(parts[random.IntN(len(parts))])
+			}
+			text := []byte(b.String())
+			var got, want []int
+			for at := 0; at < len(text); {
+				ends := make([]int, 1+random.IntN(4))
+				n := p.Ends(text, at, ends)
+				got = append(got, ends[:n]...)
+				if n > 0 {
+					at = ends[n-1]
+				}
+				if n < len(ends) {
+					start, _, ok := p.Next(text, at)
+					if ok && start == at {
+						t.Fatalf("%s: %q: Ends stops at %d, where a match begins", name, text, at)
+					}
+					if at = start; !ok {
+						break
+					}
+				}
+			}
+			for at, ok := 0, true; ok; {
+				if _, at, ok = p.Next(text, at); ok {
+					want = append(want, at)
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Fatalf("%s: %q: got %d, want %d", name, text, got, want)
+			}
+			matched += len(want)
+		}
+	}
+	if matched < 10_000 {
+		t.Errorf("there were only %d matches", matched)
+	}
+}
+
+// TestUntil takes characters of a set for the end of a text.
+func TestUntil(t *testing.T) {
+	for _, c := range []struct{ pattern, until, text, want string }{
+		{`\s+(?!\S)|\s+`, `[0-9]`, "  1  a  ", "  |(1)| | |(a)|  "},
+		{`[a-c]+`, `[b]`, "abcab", "a|(b)|ca|(b)"},
+		{`a(?=b)`, `[b]`, "ab", "(ab)"},
+		{`a(?!b)`, `[b]`, "ab", "a|(b)"},
+		{known["DeepSeek"], `\p{N}`, "ab12 cd\n3", "ab|(12)| cd|\n|(3)"},
+	} {
+		p, err := Parse(c.pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		until, err := Parse(c.until)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, ok := until.Repeats()
+		if !ok {
+			t.Fatalf("%q is not of one set", c.until)
+		}
+		if p, err = p.Until(set); err != nil {
+			t.Fatal(err)
+		}
+		if got := matches(p, c.text); got != c.want {
+			t.Errorf("%q until %q in %q: got %q, want %q", c.pattern, c.until, c.text, got, c.want)
+		}
+	}
+}
+
+func TestMatchesOf(t *testing.T) {
+	for _, c := range []struct {
+		pattern, set string
+		want         bool
+	}{{`ab`, `[ab]`, true}, {`ab`, `[a]`, false}, {`a(?!b)`, `[a]`, true}, {`a(?=b)`, `[a]`, false}, {`x|b+`, `[b]`, true}, {known["DeepSeek"], `\p{N}`, false}, {known["Llama 3"], `\p{N}`, true}} {
+		p, err := Parse(c.pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := Parse(c.set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, _ := q.Repeats()
+		if got, err := p.MatchesOf(set); err != nil || got != c.want {
+			t.Errorf("%q of %q: got %v, %v", c.pattern, c.set, got, err)
+		}
+	}
+}
+
+func TestRepeats(t *testing.T) {
+	for _, c := range []struct {
+		pattern, text string // all of whose characters are in the set, empty if there is no set
+	}{
+		{`\p{N}`, "1"}, {`\p{N}{1,3}`, "1"}, {`[ab]+`, "ab"}, {`(?:[ab]+)`, "ab"}, {`a{2}`, ""}, {`a{2,}`, ""}, {`ab`, ""}, {`a+|b`, ""}, {`a?b`, ""}, {`a(?=b)`, ""}, {`(?:ab)+`, ""},
+	} {
+		p, err := Parse(c.pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, ok := p.Repeats()
+		if ok != (c.text != "") {
+			t.Errorf("%q: got %v", c.pattern, ok)
+		}
+		for _, r := range c.text {
+			if !set.Contains(r) {
+				t.Errorf("%q: the set lacks %q", c.pattern, r)
+			}
+		}
+	}
+}
+
 func BenchmarkNext(b *testing.B) {
 	text := []byte(strings.Repeat("The quick brown fox, isn't it? func main() { x := 12345 }\n\n", 1000))
 	for name, expression := range known {
@@ -171,6 +294,22 @@ func BenchmarkNext(b *testing.B) {
 			for b.Loop() {
 				for at, ok := 0, true; ok; {
 					_, at, ok = p.Next(text, at)
+				}
+			}
+		})
+		b.Run(name+"/ends", func(b *testing.B) {
+			p, err := Parse(expression)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.SetBytes(int64(len(text)))
+			b.ReportAllocs()
+			var ends [64]int
+			for b.Loop() {
+				for at, n := 0, len(ends); n == len(ends); {
+					if n = p.Ends(text, at, ends[:]); n > 0 {
+						at = ends[n-1]
+					}
 				}
 			}
 		})
