@@ -35,7 +35,7 @@ func TestQueriesOnAStack(t *testing.T) {
 	others := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, others) })
 	server := fromDebian(t, "prometheus")
-	o := observed{pd: startStack(t), client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	o := observed{pd: startStack(t), batches: startBatches(t), client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	o.breakThings(t)
 	o.sendEverything(t)
 	o.prometheus = startPrometheus(t, server, o.targets())
@@ -59,6 +59,7 @@ func TestQueriesOnAStack(t *testing.T) {
 // observed is a stack that Prometheus looks at.
 type observed struct {
 	pd         *stack.PD
+	batches    *batches
 	client     *http.Client
 	prometheus string // URL
 	rounds     int    // of sendEverything
@@ -102,7 +103,7 @@ func (o *observed) post(t *testing.T, admin, fault string) {
 	}
 }
 
-// sendEverything sends requests that cause each decision, and one whose hand-off the sidecar releases.
+// sendEverything sends requests that cause each decision, one whose hand-off the sidecar releases, a batch, and a message of a queue.
 func (o *observed) sendEverything(t *testing.T) {
 	t.Helper()
 	o.rounds++
@@ -126,6 +127,7 @@ func (o *observed) sendEverything(t *testing.T) {
 		}
 	}
 	o.leaveAtDecode(t)
+	o.batches.send(t, o)
 }
 
 // leaveAtDecode has a client disconnect while the decode engine has its hand-off, and waits until the hand-off is released.
@@ -221,7 +223,7 @@ func (o *observed) targets() []target {
 	page := func(address, pod, component string) target {
 		labels := map[string]string{"namespace": namespace, "pod": pod,
 			"app_kubernetes_io_instance": release, "app_kubernetes_io_component": component}
-		if component != "epp" {
+		if component == "prefill" || component == "decode" {
 			labels["llm_d_ai_role"] = component
 		}
 		return target{[]string{address}, labels}
@@ -231,6 +233,7 @@ func (o *observed) targets() []target {
 		page(o.pd.Prefill[0].Engine, "prefill-0", "prefill"),
 		page(o.pd.Decode[0].Address, "decode-0", "decode"),
 		page(o.pd.Decode[0].SidecarMetrics, "decode-0", "decode"),
+		page(o.batches.metrics, "batch-0", "batch"),
 	}
 }
 

@@ -82,7 +82,7 @@ func TestDashboards(t *testing.T) {
 			checkAnnotations(t, d.Annotations.List)
 		})
 	}
-	if len(uids) < 7 {
+	if len(uids) < 8 {
 		t.Errorf("%d dashboards", len(uids))
 	}
 }
