@@ -23,6 +23,8 @@ type Decision struct {
 	Costs       []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
 	// PullFrom is the endpoint from which the engine that computes the prompt may fetch blocks of it; nil = none.
 	PullFrom *Endpoint
+	// PullTokens is how many tokens of the prompt PullFrom has cached, from the beginning.
+	PullTokens int
 	// Expected is what a PickObserver that predicts expects of the request; zero: nothing is expected.
 	Expected Expected
 	// Goals are those that a PickObserver has noted; nil: the request has none.
@@ -93,7 +95,7 @@ func (d *Decision) First() []*Endpoint { return d.Picks[0].Endpoints }
 // Plan returns the decision as the plan for the sidecar. The stream adds the id, the picker's time, and whether it reads
 // reports.
 func (d *Decision) Plan() pd.Plan {
-	p := pd.Plan{Verdict: d.Verdict, Reason: d.Reason, Strict: d.Strict}
+	p := pd.Plan{Verdict: d.Verdict, Reason: d.Reason, Strict: d.Strict, SourceTokens: d.PullTokens}
 	for i := range d.Picks {
 		switch s := &d.Picks[i]; {
 		case i == 0 && s.Ranks != nil && len(s.Endpoints) == 1: // the gateway may turn to others, which have other ranks

@@ -29,7 +29,7 @@ type Endpoint struct {
 
 	signals  Values         // of every LabelSignal
 	inFlight *meter         // shared by all versions
-	peer     *atomic.Uint32 // a Peer, and takesRanks; shared by all versions
+	peer     *atomic.Uint32 // a Peer, and what plans may have for it; shared by all versions
 	presumed EngineMode     // while no page was read
 	traits   KVTraits       // that labels tell
 }
@@ -79,20 +79,29 @@ func (e *Endpoint) Is(other *Endpoint) bool {
 	return e == other || e != nil && other != nil && e.inFlight == other.inFlight
 }
 
-// takesRanks is the bit of Endpoint.peer that says that plans may name ranks.
-const takesRanks = 1 << 8
+// The bits of Endpoint.peer that say which optional members plans may have.
+const (
+	takesRanks = 1 << (8 + iota)
+	takesSource
+)
 
 // Peer returns what takes the requests at the endpoint's address, as far as is known.
-func (e *Endpoint) Peer() Peer { return Peer(e.peer.Load() &^ takesRanks) }
+func (e *Endpoint) Peer() Peer { return Peer(e.peer.Load() &^ (takesRanks | takesSource)) }
 
 // TakesRanks reports whether it is known to read plans that name ranks.
 func (e *Endpoint) TakesRanks() bool { return e.peer.Load()&takesRanks != 0 }
 
-// SetPeer notes what takes the requests, and whether it reads plans that name ranks. Only the pool may call it.
-func (e *Endpoint) SetPeer(p Peer, ranks bool) {
+// TakesSource reports whether it is known to read plans that say what a source has (pd.Plan.SourceTokens).
+func (e *Endpoint) TakesSource() bool { return e.peer.Load()&takesSource != 0 }
+
+// SetPeer notes what takes the requests, and whether it reads plans that name ranks, or say what a source has. Only the pool may call it.
+func (e *Endpoint) SetPeer(p Peer, ranks, source bool) {
 	v := uint32(p)
 	if ranks {
 		v |= takesRanks
+	}
+	if source {
+		v |= takesSource
 	}
 	e.peer.Store(v)
 }

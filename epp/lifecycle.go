@@ -12,9 +12,9 @@ type PickObserver interface {
 // SourceFinder is a plugin that names an endpoint from whose memory the engine that computes a prompt fetches blocks which it lacks. It must
 // be safe for concurrent use.
 type SourceFinder interface {
-	// Source returns that endpoint, nil if there is none. It is called after a pick that has found endpoints, on the goroutine of the
+	// Source returns that endpoint, nil if there is none, and how many tokens of the prompt it has cached. It is called after a pick that has found endpoints, on the goroutine of the
 	// request. all are the candidates of the pick. It must not keep its arguments.
-	Source(r *Round, all []Candidate, d *Decision) *Endpoint
+	Source(r *Round, all []Candidate, d *Decision) (source *Endpoint, tokens int)
 }
 
 // Stamper is a plugin that adds headers to answers. It must be safe for concurrent use.

@@ -32,7 +32,7 @@ const (
 	// HeaderPlan and the like, and lets no engine see them.
 	HeaderSidecar = "x-tandem-sidecar"
 	// HeaderSidecarReads stands beside HeaderSidecar and lists, separated by commas, the optional members of plans that this sidecar
-	// reads: SidecarReadsRanks. Sidecars that do not send it refuse plans with such members.
+	// reads: SidecarReadsRanks, SidecarReadsSource. Sidecars that do not send it refuse plans with such members.
 	HeaderSidecarReads = "x-tandem-sidecar-reads"
 	// HeaderDecision tells the client what happened to the request: see Result.
 	HeaderDecision = "x-tandem-pd-decision"
@@ -65,6 +65,9 @@ const SidecarTakesPlans = "plan"
 
 // SidecarReadsRanks says in HeaderSidecarReads that the sidecar reads the ranks of a Plan.
 const SidecarReadsRanks = "ranks"
+
+// SidecarReadsSource says in HeaderSidecarReads that the sidecar reads SourceTokens of a Plan.
+const SidecarReadsSource = "source-tokens"
 
 // internalPrefixes are the beginnings of headers that only Tandem's components and other pickers may set. Engines do not use
 // them, and a client must not choose pods or plans by them.

@@ -10,7 +10,7 @@ import (
 
 // Plan tells the sidecar what the picker decided, in HeaderPlan:
 //
-//	remote|local;id=<16 hex>;reason=<token>;strict=0|1;epp=<ms>[;report][;stage-<name>=<token> …][;prefill-ranks=<n>|-,…][;decode-rank=<n>]
+//	remote|local;id=<16 hex>;reason=<token>;strict=0|1;epp=<ms>[;report][;stage-<name>=<token> …][;prefill-ranks=<n>|-,…][;decode-rank=<n>][;source-tokens=<n>]
 type Plan struct {
 	Verdict Verdict // whether the prompt is computed on another pod
 	ID      string  // 16 lower-case hex digits, made by the picker, one per request
@@ -24,6 +24,9 @@ type Plan struct {
 	PrefillRanks []Rank
 	// DecodeRank is the rank that is to generate.
 	DecodeRank Rank
+	// SourceTokens is how many tokens of the prompt, from its beginning, the endpoint of HeaderSource has cached, as far as the picker
+	// knows; 0 = not told. Only sidecars that say so in HeaderSidecarReads get it.
+	SourceTokens int
 }
 
 // Rank is a data-parallel rank of one engine: its number plus one. The zero value names none: the sidecar or the engine chooses.
@@ -96,7 +99,10 @@ const maxStageName = 16
 // planIDLen is the length of a plan's id in hex digits (64 bits: no collision among the requests in flight in one pool).
 const planIDLen = 16
 
-// ParsePlan parses HeaderPlan. Every member but report, stages and ranks is required, each once. Unknown members, and reasons
+// maxSourceTokens is more than the tokens of any prompt.
+const maxSourceTokens = 1 << 30
+
+// ParsePlan parses HeaderPlan. Every member but report, stages, ranks and source-tokens is required, each once. Unknown members, and reasons
 // that do not explain the verdict, are errors.
 func ParsePlan(value string) (Plan, error) {
 	var p Plan
@@ -150,6 +156,12 @@ func (p *Plan) set(name, v string, have *int) (err error) {
 	case "decode-rank":
 		*have--
 		p.DecodeRank, err = parseRank(v)
+	case "source-tokens":
+		*have--
+		p.SourceTokens, err = strconv.Atoi(v)
+		if err != nil || p.SourceTokens < 1 || p.SourceTokens > maxSourceTokens || v[0] == '0' || v[0] == '+' {
+			err = fmt.Errorf("must be the number of tokens, 1 to %d", maxSourceTokens)
+		}
 	default:
 		*have--
 		err = p.addStage(name, v)
@@ -200,6 +212,9 @@ func (p Plan) String() string {
 	}
 	if p.DecodeRank > 0 {
 		b = append(append(b, ";decode-rank="...), p.DecodeRank.String()...)
+	}
+	if p.SourceTokens > 0 {
+		b = strconv.AppendInt(append(b, ";source-tokens="...), int64(p.SourceTokens), 10)
 	}
 	return string(b)
 }

@@ -40,6 +40,8 @@ func TestParsePlan(t *testing.T) {
 		{"ranks of two of three candidates", plan + ";prefill-ranks=1,-,0;decode-rank=3",
 			pd.Plan{Verdict: pd.Remote, ID: id, Reason: pd.Uncached, EPP: 800 * time.Microsecond,
 				PrefillRanks: []pd.Rank{pd.RankOf(1), 0, pd.RankOf(0)}, DecodeRank: pd.RankOf(3)}, ""},
+		{"what the source has", plan + ";decode-rank=3;source-tokens=1280",
+			pd.Plan{Verdict: pd.Remote, ID: id, Reason: pd.Uncached, EPP: 800 * time.Microsecond, DecodeRank: pd.RankOf(3), SourceTokens: 1280}, ""},
 		{"finer than a microsecond", "local;id=" + id + ";reason=bypassed;strict=0;epp=1.23456",
 			pd.Plan{Verdict: pd.Local, ID: id, Reason: pd.Bypassed, EPP: 1235 * time.Microsecond},
 			"local;id=" + id + ";reason=bypassed;strict=0;epp=1.235"},
@@ -120,6 +122,9 @@ func TestParsePlanRefuses(t *testing.T) {
 		{"a rank beyond all engines", plan + ";decode-rank=4096", "number of a rank"},
 		{"a rank in another form", plan + ";decode-rank=01", "number of a rank"},
 		{"no decode rank", plan + ";decode-rank=-", "number of a rank"},
+		{"a source without tokens", plan + ";source-tokens=0", "number of tokens"},
+		{"tokens in another form", plan + ";source-tokens=+5", "number of tokens"},
+		{"more tokens than any prompt", plan + ";source-tokens=1073741825", "number of tokens"},
 		{"report with a value", plan + ";report=1", "takes no value"},
 		{"too long", plan + strings.Repeat(" ", 512), "longer than 512 bytes"},
 	}
@@ -173,6 +178,7 @@ func FuzzPlan(f *testing.F) {
 	f.Add("local; report; epp=1e3; strict=1; reason=bypassed; id=0123456789abcdef")
 	f.Add("remote;;id=")
 	f.Add(plan + ";prefill-ranks=0,-;decode-rank=1")
+	f.Add(plan + ";source-tokens=64")
 	f.Fuzz(func(t *testing.T, in string) {
 		p, err := pd.ParsePlan(in)
 		if err != nil {

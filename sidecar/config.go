@@ -70,7 +70,8 @@ type Prefill struct {
 	// P2PPort has llm-d's flag, variable and default.
 	P2PPort int `flag:"p2p-connector-port" env:"P2P_CONNECTOR_PORT" arg:"PORT" help:"port of the peer-to-peer tiers of prefill engines with vLLM's OffloadingConnector (VLLM_P2P_SIDE_CHANNEL_PORT, 5710 by default); a data-parallel rank has the port of its number above it"`
 	// Pull has llm-d's flag.
-	Pull bool `flag:"enable-p2p-pull" help:"with --kv-connector=nixlv2: where the picker names a pod that has blocks of a prompt (x-kv-cache-source-host-port), have the engine that computes the prompt fetch them from there. All engines then need vLLM's MultiConnector with NixlConnector and OffloadingConnector. With --kv-connector=offloading that is so without the flag"`
+	Pull     bool `flag:"enable-p2p-pull" help:"with --kv-connector=nixlv2: where the picker names a pod that has blocks of a prompt (x-kv-cache-source-host-port), have the engine that computes the prompt fetch them from there. All engines then need vLLM's MultiConnector with NixlConnector and OffloadingConnector. With --kv-connector=offloading that is so without the flag"`
+	ReadBack bool `flag:"read-back" help:"with --kv-connector=nixlv2: where the picker names this pod as the one that has most of a prompt, such as the earlier turns of a conversation, have the prefill engine read that from the decode engine over NIXL and compute the rest. Prefill engines need bidirectional_kv_xfer in their kv_connector_extra_config"`
 	// PodIP has llm-d's variable.
 	PodIP     string `flag:"pod-ip" env:"POD_IP" arg:"IP" help:"address of this pod: its engine is not told to fetch blocks from itself, which a picker that is not up to date may name. Empty: not known"`
 	Discovery string `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
@@ -184,6 +185,24 @@ func Defaults() Config {
 	}
 }
 
+// readBackProblems reports what is wrong with ReadBack. Blocks that are read back expire by the clock of the machine that the engine is on.
+func (c *Config) readBackProblems(report func(flag, format string, args ...any)) {
+	if !c.Prefill.ReadBack {
+		return
+	}
+	ip, err := netip.ParseAddr(c.Engine.Host)
+	switch {
+	case c.protocol() != "nixlv2":
+		report("read-back", "prefill engines of --kv-connector=%s do not read back: only those of nixlv2 do", c.protocol())
+	case c.Prefill.Pull:
+		report("read-back", "an engine has one way to get blocks that it lacks: leave out either this or --enable-p2p-pull")
+	case c.Prefill.PodIP == "":
+		report("read-back", "needs --pod-ip, by which the picker names this pod")
+	case c.Engine.Host != "localhost" && (err != nil || !ip.IsLoopback()):
+		report("read-back", "needs the decode engine in this pod: --model-server-host=%s is not a loopback address", c.Engine.Host)
+	}
+}
+
 // Problems reports every invalid setting, by the name of its flag.
 func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if _, ok := dialect.New(c.Engine.Connector, dialect.Options{}); !ok {
@@ -268,6 +287,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if c.Prefill.Pull && c.protocol() != "nixlv2" && c.protocol() != "offloading" {
 		report("enable-p2p-pull", "engines of --kv-connector=%s do not pull: only nixlv2 and offloading do", c.protocol())
 	}
+	c.readBackProblems(report)
 	if ip := c.Prefill.PodIP; ip != "" {
 		if _, err := netip.ParseAddr(ip); err != nil {
 			report("pod-ip", "%q is not an IP address", ip)

@@ -76,7 +76,7 @@ func newMetrics(reg prometheus.Registerer, g gauges, links *handoff.Links) *metr
 		Encodes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_encode_requests_total",
 			Help: "Generate calls for which the picker named encoders, by result: encoded; fallback: the engine that computes the prompt encodes; no-media."}, []string{"result"}),
 		Pulls: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_kv_pull_requests_total",
-			Help: "Legs for whose prompts the picker named a pod with cached blocks, by result: asked: the engine is told to fetch them; unreachable: that pod's memory accepts no connections; not-needed."}, []string{"result"}),
+			Help: "Legs for whose prompts the picker named a pod with cached blocks, by result: asked: the engine is told to fetch them; unreachable: that pod's memory accepts no connections; not-needed. With --read-back also failed: the local engine hands nothing over; unread: the prefill engine, which was asked, computes it."}, []string{"result"}),
 	}
 	m.handoff.Links = links
 	m.observeClients(reg)

@@ -248,7 +248,7 @@ func TestStaleConnections(t *testing.T) {
 // claim that, and other answers do not tell it to clients.
 func TestMetricsPageNamesTheSidecar(t *testing.T) {
 	s := startRig(t, startEngine(t, says(200, "text/plain", "vllm:num_requests_running 0\n", pd.HeaderSidecar, "lie", pd.HeaderSidecarReads, "lie")).addr)
-	for path, want := range map[string]string{"/metrics": pd.SidecarTakesPlans + " " + pd.SidecarReadsRanks, "/v1/models": " "} {
+	for path, want := range map[string]string{"/metrics": pd.SidecarTakesPlans + " " + pd.SidecarReadsRanks + ", " + pd.SidecarReadsSource, "/v1/models": " "} {
 		resp, err := http.Get(s.url + path)
 		if err != nil {
 			t.Fatal(err)

@@ -103,7 +103,7 @@ func (s *Server) ownsPort(port uint16) bool {
 // pulls returns from where engines may fetch blocks of prompts.
 func (s *Server) pulls() handoff.Pulls {
 	d := &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.routes.Allow.ControlHost}
-	return handoff.Pulls{Dial: d.DialContext, Rank: s.rankAt, Self: s.cfg.Prefill.PodIP}
+	return handoff.Pulls{Dial: d.DialContext, Rank: s.rankAt, Self: s.cfg.Prefill.PodIP, Lease: s.cfg.Fallback.Lease}
 }
 
 // passthrough returns the handler of all calls but generate calls.

@@ -91,6 +91,9 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	if p, ok := s.dialect.(dialect.Puller); ok {
 		_, s.routes.Sources = p.Tier(pd.Target{}, 0)
 	}
+	if cfg.Prefill.ReadBack {
+		s.routes.Self = cfg.Prefill.PodIP
+	}
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
 	s.grpc = transport.NewHTTP2(cfg.Engine.TLS)
@@ -135,7 +138,7 @@ func (s *Server) chooseDialect() error {
 	if s.dialect, ok = s.cfg.Engine.Dialect, true; s.dialect == nil {
 		s.dialect, ok = dialect.New(s.cfg.protocol(), dialect.Options{BlockSize: s.cfg.Prefill.BlockSize, Lease: s.cfg.Fallback.Lease,
 			BootstrapPort: s.cfg.Prefill.BootstrapPort, MooncakePort: s.cfg.Prefill.MooncakePort, P2PPort: s.cfg.Prefill.P2PPort,
-			Pull: s.cfg.Prefill.Pull, MoRIIO: s.cfg.MoRIIO.engines(&s.cfg), Ask: s.askPod, AskBootstrap: s.askBootstrap})
+			Pull: s.cfg.Prefill.Pull, ReadBack: s.cfg.Prefill.ReadBack, MoRIIO: s.cfg.MoRIIO.engines(&s.cfg), Ask: s.askPod, AskBootstrap: s.askBootstrap})
 	}
 	if !ok {
 		return fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", s.cfg.Engine.Connector, dialect.Names())

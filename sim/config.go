@@ -74,6 +74,9 @@ type KVConfig struct {
 	// Push makes prefill write the KV into blocks that decode has named to it, as vLLM's NixlPushConnector does. Both engines of
 	// a pair need it.
 	Push bool
+	// Bidirectional has prefill read from decode what that has of a prompt, if its leg says so, as vLLM's NixlConnector does with
+	// bidirectional_kv_xfer. Blocks of decode legs are not kept for it.
+	Bidirectional bool
 	// MoRIIO has the KV handed over as with vLLM's MoRIIOConnector.
 	MoRIIO MoRIIOConfig
 	// OmitPrefillCachedTokens makes an older engine, whose hand-offs lack remote_prefill_cached_tokens.

@@ -18,8 +18,9 @@ func (c *connector) Admitted(s *core.Sequence) {
 	m.AddTo(metrics.CachedBySource, "device", float64(s.Computed))
 	if s.KV == core.Wanted {
 		s.Usage.Created = 0
-		m.Add(metrics.ExternalHits, float64(s.Prompt-s.Computed))
-		m.AddTo(metrics.CachedBySource, "p2p", float64(s.Prompt-s.Computed))
+		hits := float64(max(0, c.toLoad(s)-s.Computed))
+		m.Add(metrics.ExternalHits, hits)
+		m.AddTo(metrics.CachedBySource, "p2p", hits)
 	}
 }
 

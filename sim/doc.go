@@ -77,7 +77,8 @@
 //     its metadata is ours. In both cases KV is copied into place after it has arrived, not read in place.
 //   - Compatibility hashes are not compared: engines of different models, or block sizes, read each other's KV as garbage, which
 //     the state counts as foreign, where the real handshake fails.
-//   - Bidirectional reuse is not simulated: no coordinator here asks for it. A prefill engine that pushes (KVConfig.Push) has the
+//   - A decode engine keeps no blocks of a turn for the next one, as the real one does with bidirectional_kv_xfer. A prefill engine
+//     reads back what a leg names (KVConfig.Bidirectional), by whatever engine it is. One that pushes (KVConfig.Push) has the
 //     decode engine read what the real one writes, and the messages for that have another encoding.
 //   - remote_block_ids with more than one group kill the engine, like every other shape it does not expect: a model with
 //     one group cannot tell what it would do otherwise.

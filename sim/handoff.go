@@ -105,7 +105,7 @@ type Handoff struct {
 	DCPSize         int     `json:"dcp_size"`
 	PPSize          int     `json:"pp_size"`
 	RemoteNumTokens int     `json:"remote_num_tokens"`
-	// RemoteBlocksExpiryTime is null, and absent if prefill pushes. It is set only for decode to prefill, which is not simulated.
+	// RemoteBlocksExpiryTime is null, and absent if prefill pushes. The real engine sets it in the answers of decode legs.
 	RemoteBlocksExpiryTime    json.RawMessage `json:"remote_blocks_expiry_time,omitempty"`
 	TransferMode              string          `json:"transfer_mode"`
 	RemotePrefillCachedTokens *int            `json:"remote_prefill_cached_tokens,omitempty"`

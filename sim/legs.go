@@ -22,9 +22,9 @@ func legOf(s *core.Sequence) *leg { return s.Leg.(*leg) }
 
 // Queued implements core.Protocol.
 func (c *connector) Queued(s *core.Sequence) {
-	if legOf(s).params.RemotePrefill {
+	if p := legOf(s).params; p.RemotePrefill || c.readsBack(p) {
 		s.KV = core.Wanted
-		if c.core.Waits() > 0 {
+		if p.RemotePrefill && c.core.Waits() > 0 {
 			c.renewRemote([]*core.Sequence{s}) // it will wait, and its lease must not end before the next heartbeat
 		}
 	}

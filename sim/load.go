@@ -31,6 +31,9 @@ func (c *connector) Load(s *core.Sequence) {
 		c.register(s)
 		return
 	}
+	if c.declines(s) {
+		return
+	}
 	ids, err := legOf(s).params.blockIDs()
 	if err != nil {
 		c.core.Die(fmt.Errorf("loading KV for %s: %w", s.ID, err))
@@ -42,12 +45,13 @@ func (c *connector) Load(s *core.Sequence) {
 		c.log.Warn("hand-off lacks remote_* members, so its request waits for ever", "request", s.ID)
 		return
 	}
-	local := s.Blocks[s.Computed/c.cfg.KV.BlockSize:]
+	tokens := c.toLoad(s)
+	local := s.Blocks[s.Computed/c.cfg.KV.BlockSize : kv.BlocksFor(tokens, c.cfg.KV.BlockSize)]
 	if len(ids) < len(local) {
 		c.core.Die(fmt.Errorf("loading KV for %s: %d remote blocks for %d local ones", s.ID, len(ids), len(local)))
 		return
 	}
-	l := &load{seq: s, from: from, local: local, start: s.Computed, tokens: slices.Clone(s.Tokens[:s.Prompt])}
+	l := &load{seq: s, from: from, local: local, start: s.Computed, tokens: slices.Clone(s.Tokens[:tokens])}
 	l.remote = ids[len(ids)-len(local):] // the first ones are cut off if there are too many: the local prefix has them
 	c.core.Spawn(func(ctx context.Context) {
 		l.err = c.transferKV(ctx, l)
@@ -115,9 +119,13 @@ func (c *connector) loadEnded(l *load) {
 		c.core.Die(err)
 		return
 	}
-	legOf(s).external = s.Prompt - l.start
-	s.Usage.Cached = legOf(s).params.cachedTokens(s.Prompt)
-	c.core.Arrived(s, s.Prompt)
+	tokens := len(l.tokens)
+	legOf(s).external = tokens - l.start
+	s.Usage.Cached = tokens // of a prefill leg, which has read back
+	if p := legOf(s).params; p.RemotePrefill {
+		s.Usage.Cached = p.cachedTokens(s.Prompt)
+	}
+	c.core.Arrived(s, tokens)
 }
 
 func (c *connector) storeKV(l *load) error {

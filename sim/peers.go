@@ -54,7 +54,7 @@ func (c *connector) heartbeat(ctx context.Context) {
 func (c *connector) sendHeartbeats() {
 	var pending []*core.Sequence
 	for s := range c.core.Live() {
-		if !s.Done && !legOf(s).stuck && (s.KV == core.Wanted || s.KV == core.Arriving) {
+		if !s.Done && !legOf(s).stuck && legOf(s).params.RemotePrefill && (s.KV == core.Wanted || s.KV == core.Arriving) {
 			pending = append(pending, s)
 		}
 	}

@@ -71,6 +71,7 @@ type kvFlags struct {
 	Events      string        `flag:"kv-events-address" arg:"HOST:PORT" help:"PUB socket for what enters and leaves the prefix cache, as vLLM publishes it. Default: none"`
 	Replay      string        `flag:"kv-events-replay-address" arg:"HOST:PORT" help:"ROUTER socket that sends the last 10,000 messages of --kv-events-address again. Default: none"`
 	Topic       string        `flag:"kv-events-topic" arg:"TEXT" help:"topic of the messages of --kv-events-address"`
+	Back        bool          `flag:"bidirectional" help:"prefill reads from decode what that has of a prompt, if its leg says so, as with vLLM's bidirectional_kv_xfer"`
 	Push        bool          `flag:"push" help:"prefill writes KV into blocks that decode has named to it, as with vLLM's NixlPushConnector; the same on all engines of a pair"`
 	MoRIIO      string        `flag:"moriio" arg:"MODE" help:"hand KV over as vLLM's MoRIIOConnector does: write (prefill writes) or read (decode reads); the same on all engines of a pair, of which each has a --role of its own. Empty: not"`
 	Notify      string        `flag:"moriio-notify-address" arg:"HOST:PORT" help:"notify port of --moriio. Default: a free port on --host"`
@@ -217,7 +218,7 @@ func (f *flags) config() sim.Config {
 			Blocks: f.KV.Blocks, HostBlocks: f.KV.HostBlocks, BlockSize: f.KV.BlockSize, Lease: f.KV.Lease, HandshakeTime: f.KV.Handshake,
 			LoadFailure: sim.LoadFailurePolicy(f.KV.LoadFailure),
 			MoRIIO:      sim.MoRIIOConfig{Mode: sim.MoRIIOMode(f.KV.MoRIIO), Producer: f.KV.Role == "prefill", Notify: f.KV.Notify},
-			Push:        f.KV.Push, OmitPrefillCachedTokens: f.KV.NoCached,
+			Push:        f.KV.Push, Bidirectional: f.KV.Back, OmitPrefillCachedTokens: f.KV.NoCached,
 		},
 		Encoding:  sim.EncodingConfig{Role: sim.EncodingRole(f.Encoding.Role), Store: f.Encoding.Store},
 		KeepAlive: f.Listen.KeepAlive,

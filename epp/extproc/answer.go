@@ -153,8 +153,11 @@ func (st *stream) setPlan(m *procv3.HeaderMutation, d *epp.Decision, peer epp.Pe
 	}
 	if planned && (peer == epp.PeerTandem || st.filter == filterPicker) { // the accountant needs it, and removes it
 		plan := st.outcome.Plan
-		if !takeRanks(d.First()) {
+		if !all(d.First(), (*epp.Endpoint).TakesRanks) {
 			plan.PrefillRanks, plan.DecodeRank = nil, 0
+		}
+		if !all(d.First(), (*epp.Endpoint).TakesSource) {
+			plan.SourceTokens = 0
 		}
 		set(m, pd.HeaderPlan, plan.String())
 	}
@@ -170,10 +173,10 @@ func (st *stream) setPlan(m *procv3.HeaderMutation, d *epp.Decision, peer epp.Pe
 	}
 }
 
-// takeRanks reports whether the sidecars of all these endpoints read plans that name ranks. Only their metrics pages tell that:
-// others refuse such a plan.
-func takeRanks(endpoints []*epp.Endpoint) bool {
-	return !slices.ContainsFunc(endpoints, func(e *epp.Endpoint) bool { return !e.TakesRanks() })
+// all reports whether the sidecars of all these endpoints take something. Only their metrics pages tell which optional members of plans
+// they read: others refuse such a plan.
+func all(endpoints []*epp.Endpoint, takes func(*epp.Endpoint) bool) bool {
+	return !slices.ContainsFunc(endpoints, func(e *epp.Endpoint) bool { return !takes(e) })
 }
 
 // peerOf returns what takes a request at all of these endpoints: PeerTandem only if all are known to have Tandem's sidecar.

@@ -36,7 +36,7 @@ func TestHeadersByPeer(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			for _, mark := range []client.Mark{"", client.MarkPicker} {
 				p := remotePool()
-				p.endpoints[0].SetPeer(c.peer, false)
+				p.endpoints[0].SetPeer(c.peer, false, false)
 				r := startRig(t, p, setting(func(f *Config) {
 					f.AllTakePlans = c.always
 					if c.secret {
@@ -89,7 +89,7 @@ func TestRanksByPeer(t *testing.T) {
 			d.Picks[0].Ranks, d.Picks[1].Ranks = []pd.Rank{pd.RankOf(2)}, []pd.Rank{pd.RankOf(1)}
 			return d, err
 		}
-		p.endpoints[0].SetPeer(epp.PeerTandem, takes)
+		p.endpoints[0].SetPeer(epp.PeerTandem, takes, false)
 		c := startRig(t, p, setting(func(f *Config) { f.AllTakePlans = true })).open(t, "")
 		plan, err := pd.ParsePlan(c.decide()[pd.HeaderPlan])
 		if err != nil {
@@ -97,6 +97,25 @@ func TestRanksByPeer(t *testing.T) {
 		}
 		if named := plan.DecodeRank == pd.RankOf(2) && slices.Equal(plan.PrefillRanks, []pd.Rank{pd.RankOf(1)}); named != takes || !named && plan.PrefillRanks != nil {
 			t.Errorf("a sidecar that takes ranks (%t) gets the plan %v", takes, plan)
+		}
+		c.finish()
+	}
+}
+
+// TestSourceTokensByPeer: the same for what a source has.
+func TestSourceTokensByPeer(t *testing.T) {
+	for takes, want := range map[bool]int{true: 640, false: 0} {
+		p := remotePool()
+		p.choose = func(*epp.Request) (*epp.Decision, error) {
+			d, err := p.remote(p.endpoints[0], p.endpoints[1])
+			d.PullFrom, d.PullTokens = p.endpoints[0], 640
+			return d, err
+		}
+		p.endpoints[0].SetPeer(epp.PeerTandem, false, takes)
+		c := startRig(t, p, setting(func(f *Config) { f.AllTakePlans = true })).open(t, "")
+		got := c.decide()
+		if plan, err := pd.ParsePlan(got[pd.HeaderPlan]); err != nil || plan.SourceTokens != want || got[pd.HeaderSource] == "" {
+			t.Errorf("a sidecar that takes sources (%t) gets the plan %v of %q, %v", takes, plan, got[pd.HeaderSource], err)
 		}
 		c.finish()
 	}

@@ -60,8 +60,14 @@ func TestP2PSource(t *testing.T) {
 			r := round(source(1))
 			r.Matches = []epp.Matches{{Matcher: knownCache{}, Whole: 1030}}
 			got := ""
-			if e := build[epp.SourceFinder](t, "p2p-source-producer", tc.parameters).Source(r, pods, d); e != nil {
+			e, tokens := build[epp.SourceFinder](t, "p2p-source-producer", tc.parameters).Source(r, pods, d)
+			if e != nil {
 				got = e.Name
+			}
+			for i := range pods {
+				if pods[i].Endpoint == e && tokens != pods[i].Cached || e == nil && tokens != 0 {
+					t.Errorf("source %q is said to have %d tokens", got, tokens)
+				}
 			}
 			if got != tc.want {
 				t.Errorf("source %q, want %q", got, tc.want)
@@ -82,7 +88,8 @@ func TestP2PSourceShares(t *testing.T) {
 	r.Matches = []epp.Matches{{Matcher: knownCache{}, Whole: 1030}}
 	f, times := build[epp.SourceFinder](t, "p2p-source-producer", ""), map[string]int{}
 	for range 1000 {
-		times[f.Source(r, pods, d).Name]++
+		e, _ := f.Source(r, pods, d)
+		times[e.Name]++
 	}
 	if times["b"] < 750 || times["b"] > 850 || times["c"] != 1000-times["b"] { // 4:1
 		t.Errorf("sources %v", times)
@@ -121,7 +128,7 @@ func BenchmarkP2PSource(b *testing.B) {
 	f := build[epp.SourceFinder](b, "p2p-source-producer", "")
 	b.ReportAllocs()
 	for b.Loop() {
-		if f.Source(r, pods, d) == nil {
+		if e, _ := f.Source(r, pods, d); e == nil {
 			b.Fatal("no source")
 		}
 	}

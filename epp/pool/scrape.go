@@ -262,7 +262,7 @@ func (s *scraper) readPage(ctx context.Context) (epp.Load, error) {
 		return epp.Load{}, page.ErrTooLarge
 	}
 	if s.request.URL.Host == s.member.Address { // otherwise it does not come by way of what takes the requests
-		s.member.SetPeer(peerOf(answer.Header), readsRanks(answer.Header))
+		s.member.SetPeer(peerOf(answer.Header), reads(answer.Header, pd.SidecarReadsRanks), reads(answer.Header, pd.SidecarReadsSource))
 	}
 	r := readers.Get().(*page.Reader)
 	defer readers.Put(r)
@@ -281,10 +281,10 @@ func peerOf(h http.Header) epp.Peer {
 	return epp.PeerOther
 }
 
-// readsRanks tells by the header of a metrics page whether the sidecar that has passed it on reads the ranks of plans.
-func readsRanks(h http.Header) bool {
+// reads tells by the header of a metrics page whether the sidecar that has passed it on reads an optional part of plans.
+func reads(h http.Header, part string) bool {
 	for member := range strings.SplitSeq(h.Get(pd.HeaderSidecarReads), ",") {
-		if strings.TrimSpace(member) == pd.SidecarReadsRanks {
+		if strings.TrimSpace(member) == part {
 			return true
 		}
 	}

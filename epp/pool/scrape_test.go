@@ -221,6 +221,13 @@ func TestPeer(t *testing.T) {
 		if s.turn(t.Context()); s.member.TakesRanks() != want {
 			t.Errorf("a sidecar that reads %q: it takes ranks is %t", reads, !want)
 		}
+		if s.member.TakesSource() {
+			t.Errorf("a sidecar that reads %q takes sources", reads)
+		}
+	}
+	optional.Store("ranks, source-tokens")
+	if s.turn(t.Context()); !s.member.TakesRanks() || !s.member.TakesSource() {
+		t.Error("a sidecar that reads both takes one of them only")
 	}
 	apart := scraperOf(p, engine.Listener.Addr().String())
 	apart.member.Endpoint = apart.member.With(elsewhere.Listener.Addr().String(), nil)

@@ -201,7 +201,7 @@ func (s *Scheduler) Explain(ctx context.Context, r *epp.Request) (*epp.Decision,
 func (k *pick) findSource(d *epp.Decision) {
 	for _, f := range k.pipeline.config.Sources {
 		if d.PullFrom == nil {
-			d.PullFrom = f.Source(&k.round, k.all, d)
+			d.PullFrom, d.PullTokens = f.Source(&k.round, k.all, d)
 		}
 	}
 }

@@ -10,11 +10,11 @@ import (
 // lastOf names the last candidate as source, of decisions with a prefill endpoint.
 type lastOf struct{}
 
-func (lastOf) Source(_ *epp.Round, all []epp.Candidate, d *epp.Decision) *epp.Endpoint {
+func (lastOf) Source(_ *epp.Round, all []epp.Candidate, d *epp.Decision) (*epp.Endpoint, int) {
 	if len(d.Endpoints(epp.StagePrefill)) == 0 {
-		return nil
+		return nil, 0
 	}
-	return all[len(all)-1].Endpoint
+	return all[len(all)-1].Endpoint, 64
 }
 
 // TestSource: what a plugin names is in the decision, and in the explanation.
@@ -28,8 +28,8 @@ func TestSource(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, d := range []*epp.Decision{explained, mustPick(t, s, r)} {
-		if d.PullFrom == nil || d.PullFrom.Name != "prefill-2" {
-			t.Errorf("source %v", d.PullFrom)
+		if d.PullFrom == nil || d.PullFrom.Name != "prefill-2" || d.PullTokens != 64 || d.Plan().SourceTokens != 64 {
+			t.Errorf("source %v, which has %d tokens", d.PullFrom, d.PullTokens)
 		}
 	}
 	alone := splitRequest(100)

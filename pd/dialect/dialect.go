@@ -381,6 +381,8 @@ type Options struct {
 	P2PPort int
 	// Pull says that engines of vLLM's NixlConnector have such tiers too (MultiConnector), and fetch from those of other engines.
 	Pull bool
+	// ReadBack says that prefill engines of vLLM's NixlConnector read from decode engines what those have of a prompt.
+	ReadBack bool
 	// MoRIIO describes engines of vLLM's MoRIIOConnector.
 	MoRIIO MoRIIO
 	// Lease is how long prefill engines keep a finished hand-off.

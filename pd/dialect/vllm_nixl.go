@@ -17,6 +17,7 @@ import (
 type vllmNIXL struct {
 	vllmEngine
 	pulls     // engines with MultiConnector, of which NixlConnector and OffloadingConnector are part
+	readBack  bool
 	blockSize int
 	sizes     blockSizes // while blockSize is 0
 	trust     time.Duration
@@ -24,7 +25,7 @@ type vllmNIXL struct {
 
 func newVLLMNIXL(o Options) Dialect {
 	// A hand-off older than two thirds of its lease is not used: the rest is for the way to decode, and for its queue.
-	d := &vllmNIXL{blockSize: o.BlockSize, trust: o.Lease * 2 / 3}
+	d := &vllmNIXL{readBack: o.ReadBack, blockSize: o.BlockSize, trust: o.Lease * 2 / 3}
 	if o.Pull {
 		d.pulls.port = o.P2PPort
 	}
@@ -60,7 +61,10 @@ type nixlLegs struct {
 	request *request.Request
 	params  nixlParams
 	source  pd.Target // from whose memory prefill pulls; zero: from none
-	ranks   legRanks
+	// borrowed is what prefill reads from decode before it computes the rest, unless it has expired by then; nil: nothing.
+	borrowed *nixlParams
+	expires  time.Duration
+	ranks    legRanks
 	// promptTokens and cachedTokens are prefill's counts for this prompt; -1 = not reported.
 	promptTokens, cachedTokens int64
 }
@@ -81,6 +85,9 @@ func (a *nixlLegs) Prefill() (request.Payload, error) {
 	}
 	OneToken(a.request, e)
 	params := prefillParams
+	if a.borrowed != nil {
+		params = a.readingParams()
+	}
 	if a.source != (pd.Target{}) {
 		params = append(appendSource(append(bytes.TrimSuffix(bytes.Clone(params), []byte("}")), ','), a.source), '}')
 	}

@@ -48,6 +48,7 @@ type Exchange struct {
 	ongoing      *ongoing         // nil: the answer does not go on elsewhere
 	moved        atomic.Bool      // another engine has gone on with the answer
 	anew         *anew            // nil: no other engine answers the request
+	lendless     bool             // the local engine did not hand over what it has of the prompt
 }
 
 // State is how far an exchange has come.

@@ -174,7 +174,7 @@ func (x *Exchange) newHedge(req *intake.Request, first pd.Target) *prefillLeg {
 		x.legs.Metrics.Hedges.WithLabelValues(hedgeBudget).Inc()
 		return nil
 	}
-	second, err := x.newPrefillLeg(req, x.Route.Targets[i], x.Route.Candidate(i))
+	second, err := x.newPrefillLeg(req, x.Route.Targets[i], x.Route.Candidate(i), false)
 	if err != nil {
 		return nil // the first leg was made of the same request: it has this error if it matters
 	}

@@ -106,6 +106,8 @@ type Legs struct {
 	*shared
 	localEngine localEngine
 	rerouting   misroutedList
+	rank        int // of the local engine, among those with ports of their own
+	monotonic   machineClock
 	aborted     func(answer []byte) bool // tells whole answers, or data of events, of requests that the engine has failed; nil: none does
 }
 
@@ -122,6 +124,8 @@ type shared struct {
 	protocols *protocolList
 	// tiers knows the memories from which engines may fetch blocks.
 	tiers *tierList
+	// unable knows the prefill engines that do not read back.
+	unable *unableList
 	// others knows the decode pods that may go on with streams.
 	others *otherList
 
@@ -145,12 +149,13 @@ func New(c Config) *Legs {
 	s.hedges = newHedger(c.HedgeRatio)
 	s.protocols = newProtocolList(c, s.open, &s.work)
 	s.tiers = newTierList(c)
+	s.unable = newUnableList(c.Now)
 	s.others = &otherList{Others: c.Continue.Others}
 	return legsOf(c, s)
 }
 
 func legsOf(c Config, s *shared) *Legs {
-	legs := &Legs{Config: c, shared: s, rerouting: misroutedList{pods: map[pd.Target]bool{}}}
+	legs := &Legs{Config: c, shared: s, monotonic: monotonic, rerouting: misroutedList{pods: map[pd.Target]bool{}}}
 	legs.localEngine.address = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
 	legs.localEngine.target = pd.Target{Host: c.Host, Port: uint16(c.Port)}
 	legs.localEngine.changed = func() { s.protocols.doubt(legs.local()) }
@@ -165,7 +170,9 @@ func legsOf(c Config, s *shared) *Legs {
 func (legs *Legs) ForRank(decode transport.Engine, port int) *Legs {
 	c := legs.Config
 	c.Decode, c.Port = decode, port
-	return legsOf(c, legs.shared)
+	other := legsOf(c, legs.shared)
+	other.rank = port - legs.Port
+	return other
 }
 
 // Watch notices, until ctx ends, when the whole process stands still: hand-offs are then older than they seem.

@@ -53,6 +53,7 @@ type prefillLeg struct {
 	hangup    hangup
 	span      trace.Span
 	sent      time.Time
+	lent      *lent // what the engine reads from the local one; nil: nothing
 
 	status int // 0: no answer came
 	of     dialect.Handoff
@@ -60,20 +61,25 @@ type prefillLeg struct {
 	ended  time.Time
 }
 
-// newPrefillLeg makes the prefill leg to a candidate, which counts as an attempt from then on.
-func (x *Exchange) newPrefillLeg(req *intake.Request, target pd.Target, candidate int) (*prefillLeg, error) {
+// newPrefillLeg makes the prefill leg to a candidate, which counts as an attempt from then on. Only if reads is true may its engine read from
+// the local one, for which this waits.
+func (x *Exchange) newPrefillLeg(req *intake.Request, target pd.Target, candidate int, reads bool) (*prefillLeg, error) {
 	a, err := x.legs.Dialect.Attempt(x.Context, req.Request, target)
 	if err != nil {
 		return nil, &prefillError{cause: "attempt", reason: pd.PrefillFailed, err: err}
 	}
 	x.useRanks(a, candidate)
 	x.pull(a, req, target)
+	var l *lent
+	if reads {
+		l = x.borrow(a, req, target)
+	}
 	payload, err := a.Prefill()
 	if err != nil {
 		return nil, fmt.Errorf("editing the prefill leg: %w", err)
 	}
 	x.Decision.Attempts++
-	g := &prefillLeg{target: target, name: target.String(), candidate: candidate, engine: x.legs.Prefill(target), attempt: a, payload: payload, size: req.Body.Len(),
+	g := &prefillLeg{lent: l, target: target, name: target.String(), candidate: candidate, engine: x.legs.Prefill(target), attempt: a, payload: payload, size: req.Body.Len(),
 		uri: x.request.URL.RequestURI(), header: x.legHeader(), client: x.Context}
 	g.header["Accept-Encoding"] = transport.Identity
 	setHeaders(a, pd.RolePrefill, g.header)
@@ -102,7 +108,7 @@ func (g *prefillLeg) run(legs *Legs) {
 
 // attemptPrefill is an attempt that sends the prefill leg, and leaves its hand-off in x.handoff.
 func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candidate int) (pd.Reason, error) {
-	g, err := x.newPrefillLeg(req, target, candidate)
+	g, err := x.newPrefillLeg(req, target, candidate, true)
 	if err != nil {
 		return "", err
 	}
@@ -135,6 +141,7 @@ func (x *Exchange) uses(g *prefillLeg) {
 func (x *Exchange) prefillEnded(g *prefillLeg) {
 	x.record.leg("prefill", g.name, g.sent, g.ended, g.status, g.err)
 	x.endLegSpan(g.span, g.status, g.err)
+	x.returned(g)
 	if g.err != nil {
 		x.releaseRejected(g.status, g.of, g.err)
 	}

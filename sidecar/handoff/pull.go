@@ -20,6 +20,8 @@ type Pulls struct {
 	Rank func(port uint16) int
 	// Self is the address of this pod; "" = not known. Its engine does not fetch from itself.
 	Self string
+	// Lease is how long the local engine keeps what a prefill engine is to read back.
+	Lease time.Duration
 }
 
 // The results of a request whose route names an engine with blocks of its prompt; metric labels.

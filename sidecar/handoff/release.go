@@ -197,9 +197,14 @@ func (legs *Legs) notify(r releasing) bool {
 // errNoDecodeRelease is the error of releaseByDecode for a protocol that has no such request.
 var errNoDecodeRelease = errors.New("the protocol has no request that makes decode release a hand-off")
 
-// releaseByDecode makes the decode engine release the hand-off without reading it. It tries until decode has answered, its
-// port is closed, or it does not answer in time.
+// releaseByDecode makes the decode engine release the hand-off without reading it.
 func (legs *Legs) releaseByDecode(r releasing) (ok bool, err error) {
+	return legs.releaseBy(r, legs.Decode)
+}
+
+// releaseBy makes an engine that was to read a hand-off release it without reading it. It tries until decode has answered, its
+// port is closed, or it does not answer in time.
+func (legs *Legs) releaseBy(r releasing, reader transport.Engine) (ok bool, err error) {
 	f, can := r.of.(dialect.RequestReleaser)
 	if !can {
 		return false, errNoDecodeRelease
@@ -209,7 +214,7 @@ func (legs *Legs) releaseByDecode(r releasing) (ok bool, err error) {
 		if try > 0 {
 			time.Sleep(pause << (try - 1))
 		}
-		ok, err = legs.sendRelease(r, f)
+		ok, err = sendRelease(r, f, reader)
 		if err == nil || errors.Is(err, syscall.ECONNREFUSED) || isTimeout(err) {
 			break
 		}
@@ -217,16 +222,16 @@ func (legs *Legs) releaseByDecode(r releasing) (ok bool, err error) {
 	return ok, err
 }
 
-func (legs *Legs) sendRelease(r releasing, f dialect.RequestReleaser) (ok bool, err error) {
+func sendRelease(r releasing, f dialect.RequestReleaser, reader transport.Engine) (ok bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	path, b := f.ReleaseRequest()
 	r.header["Content-Type"] = []string{"application/json"}
-	req, err := transport.NewBufferedLeg(ctx, legs.Decode.URL+path, r.header, [][]byte{b}, int64(len(b)))
+	req, err := transport.NewBufferedLeg(ctx, reader.URL+path, r.header, [][]byte{b}, int64(len(b)))
 	if err != nil {
 		return false, err
 	}
-	resp, err := legs.Decode.Transport.RoundTrip(req)
+	resp, err := reader.Transport.RoundTrip(req)
 	if err != nil {
 		return false, err
 	}

@@ -23,6 +23,7 @@ const (
 	spanPrefill = "prefill"
 	spanDecode  = "decode"
 	spanRelease = "release"
+	spanLend    = "lend"
 )
 
 // tracing makes spans. A disabled tracer makes spans that do not record; nothing is computed for those.

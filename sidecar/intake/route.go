@@ -56,6 +56,8 @@ type RouteReader struct {
 	Encoders bool
 	// Sources says whether engines fetch blocks of prompts from other engines.
 	Sources bool
+	// Self is the address of this pod, if prefill engines read blocks from its engine and from no other; "": they do not.
+	Self string
 }
 
 // Tandem's headers in net/http's form, whose functions allocate a new string for a lower-case name at each use.
@@ -194,10 +196,16 @@ func (rr *RouteReader) encoders(h http.Header) ([]pd.Target, error) {
 // pod that is not allowed: the request is served without it.
 func (rr *RouteReader) source(h http.Header) (none pd.Target) {
 	values := h.Values(keySource)
-	if !rr.Sources || len(values) == 0 || !rr.trusted(h) {
+	if !rr.Sources && rr.Self == "" || len(values) == 0 || !rr.trusted(h) {
 		return none
 	}
 	source, err := pd.ParseSource(values)
+	if rr.Self != "" { // the prefill engine connects to nothing that a header names
+		if err != nil || source.Host != rr.Self {
+			return none
+		}
+		return source
+	}
 	if err != nil || rr.Allow.Check(source) != nil {
 		return none
 	}

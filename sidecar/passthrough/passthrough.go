@@ -87,7 +87,7 @@ func modifyResponse(resp *http.Response) error {
 	transport.RemoveReserved(resp.Header)
 	if strings.HasSuffix(resp.Request.URL.Path, metricsPath) {
 		resp.Header.Set(pd.HeaderSidecar, pd.SidecarTakesPlans)
-		resp.Header.Set(pd.HeaderSidecarReads, pd.SidecarReadsRanks)
+		resp.Header.Set(pd.HeaderSidecarReads, pd.SidecarReadsRanks+", "+pd.SidecarReadsSource)
 	}
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		transport.RemoveReserved(resp.Trailer)

@@ -146,6 +146,7 @@ func (h *handler) readChat(f *web.Fields) (*generateRequest, *apiError) {
 	}
 	q.imageTokens = len(images)
 	q.prompts = [][]int{append(images, h.cfg.Model.Tokenizer().Chat(messages)...)}
+	q.cutPrompts()
 	return q, nil
 }
 

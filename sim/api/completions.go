@@ -107,6 +107,7 @@ func (h *handler) readCompletion(f *web.Fields) (*generateRequest, *apiError) {
 	if err := problemsOf(f); err != nil {
 		return nil, err
 	}
+	q.cutPrompts()
 	return q, q.checkLimits()
 }
 

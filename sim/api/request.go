@@ -31,6 +31,8 @@ type generateRequest struct {
 	temperature, topP                     float64
 	maxTokens                             *int
 	maxTokensName                         string // what errors call it
+	keep                                  *int   // tokens of each prompt; nil: all
+	keepFirst                             bool   // and not the last ones
 	sampling                              sim.Sampling
 	salt                                  string
 	instructions                          *string       // of /v1/responses, which repeats them
@@ -47,6 +49,8 @@ func readCommon(f *web.Fields) *generateRequest {
 		model:          f.Text("model", ""),
 		maxTokens:      f.OptionalInteger("max_tokens"),
 		maxTokensName:  "max_tokens",
+		keep:           f.OptionalInteger("truncate_prompt_tokens"),
+		keepFirst:      f.Text("truncation_side", "left") == "right",
 		n:              f.Integer("n", 1),
 		stream:         f.Boolean("stream"),
 		temperature:    f.Float("temperature", 1),
@@ -138,6 +142,19 @@ func (q *generateRequest) check(cfg *sim.Config) *apiError {
 		return badParameter("logprobs", v, "Requested sample logprobs of %s, which is greater than max allowed: %d", v, maxLogprobs)
 	}
 	return nil
+}
+
+// cutPrompts drops what is more of a prompt than the request wants.
+func (q *generateRequest) cutPrompts() {
+	for i, p := range q.prompts {
+		switch n := q.keep; {
+		case n == nil || *n < 0 || *n >= len(p):
+		case q.keepFirst:
+			q.prompts[i] = p[:*n:*n]
+		default:
+			q.prompts[i] = p[len(p)-*n:]
+		}
+	}
 }
 
 func (q *generateRequest) checkPrompts(cfg *sim.Config) *apiError {

@@ -117,18 +117,18 @@ type findsSource struct {
 type pullCost struct{ prefill, transfer, fixed, wait, requeue, fleet, busy float64 }
 
 // Source implements epp.SourceFinder.
-func (f *findsSource) Source(r *epp.Round, all []epp.Candidate, d *epp.Decision) (source *epp.Endpoint) {
+func (f *findsSource) Source(r *epp.Round, all []epp.Candidate, d *epp.Decision) (source *epp.Endpoint, tokens int) {
 	found := r.Found(f.matcher)
 	computes := candidate(all, f.computes(d))
 	if computes == nil {
-		return nil
+		return nil, 0
 	}
 	has, best := found.Of(computes), 0
 	for c := range sources(all, computes) {
 		best = max(best, found.Of(c))
 	}
 	if best < has+f.delta {
-		return nil
+		return nil, 0
 	}
 	var chosen *epp.Candidate
 	if f.cost == nil {
@@ -152,9 +152,9 @@ func (f *findsSource) Source(r *epp.Round, all []epp.Candidate, d *epp.Decision)
 		lead = found.Of(chosen) - has
 	}
 	if lead < f.delta || f.cost != nil && !f.cost.pays(lead, chosen, computes) {
-		return nil
+		return nil, 0
 	}
-	return chosen.Endpoint
+	return chosen.Endpoint, found.Of(chosen)
 }
 
 // computes returns the endpoint that computes the prompt.
