@@ -69,8 +69,14 @@ func mustBe(t *testing.T, got answer.Answer, want pd.Verdict) {
 	}
 }
 
-// transferred returns how many tokens of prompts a decode engine has not computed because a connector brought them.
-func transferred(t *testing.T, e *realengine.Engine) (n float64) {
+// transferred returns how many tokens of prompts an engine has not computed because a connector brought them.
+func transferred(t *testing.T, e *realengine.Engine) float64 {
+	t.Helper()
+	return fromSource(t, e, "external_kv_transfer")
+}
+
+// fromSource returns how many tokens of prompts an engine has got from a source, as its metrics name it.
+func fromSource(t *testing.T, e *realengine.Engine, source string) (n float64) {
 	t.Helper()
 	resp, err := harness.Client.Get("http://" + e.Address() + "/metrics")
 	must(t, err)
@@ -78,7 +84,7 @@ func transferred(t *testing.T, e *realengine.Engine) (n float64) {
 	page, err := io.ReadAll(resp.Body)
 	must(t, err)
 	for line := range strings.Lines(string(page)) {
-		if strings.HasPrefix(line, "vllm:prompt_tokens_by_source_total{") && strings.Contains(line, `source="external_kv_transfer"`) {
+		if strings.HasPrefix(line, "vllm:prompt_tokens_by_source_total{") && strings.Contains(line, `source="`+source+`"`) {
 			v, err := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndexByte(line, ' '):]), 64)
 			must(t, err)
 			n += v

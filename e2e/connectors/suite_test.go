@@ -110,6 +110,12 @@ var suites = []suite{
 		{"decode pulls", testDecodePulls},
 		{"memory of the dead", testPullFromTheDead},
 	}},
+	{"bidirectional", vllm.Options{Connector: vllm.NIXL, Bidirectional: true, Lease: readBackLease}, []string{"--kv-connector=nixlv2", "--lease=" + readBackLease.String()}, []pairCase{
+		{"ten turns", testTurns},
+		{"refused", testUnread},
+		{"hostile bodies", testHostile},
+		{"prefill stopped", testPrefillStopped},
+	}},
 	{"ranks", vllm.Options{Connector: vllm.NIXL, Lease: 10 * time.Second, Args: []string{"--data-parallel-size=2"}}, []string{"--kv-connector=nixlv2", "--lease=10s"}, []pairCase{
 		{"ranks of the plan", testPlannedRanks},
 	}},

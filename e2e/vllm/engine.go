@@ -76,8 +76,10 @@ type Options struct {
 	Abort time.Duration
 	// Lease is how long a prefill engine keeps a hand-off without heartbeats, in whole seconds; 0: 30 s. Decode engines need
 	// the same value, since they renew it six times as often.
-	Lease  time.Duration
-	Policy Policy // of a decode engine; "": Fail
+	Lease time.Duration
+	// Bidirectional has a prefill engine read back from decode engines.
+	Bidirectional bool
+	Policy        Policy // of a decode engine; "": Fail
 	// MaxRunning is how many requests run at once; 0: 128. The others wait.
 	MaxRunning int
 	Cores      string   // processors that it may use, as taskset takes them; "": all
@@ -167,6 +169,9 @@ func (o Options) connectorConfig(c Connector) map[string]any {
 		config["kv_buffer_device"] = "cpu"
 		if o.Lease > 0 {
 			extra["kv_lease_duration"] = int(o.Lease / time.Second)
+		}
+		if o.Bidirectional && o.Role == Prefill {
+			extra["bidirectional_kv_xfer"] = true
 		}
 	case Files:
 		config["kv_role"] = "kv_both"
