@@ -182,6 +182,9 @@ readiness, and is told to stop after the engine has ended.
 {{- else if eq (include "tandem.connector" .) "offloading" }}
 - --p2p-connector-port={{ int .Values.engine.peerPort }}
 {{- end }}
+{{- if $sidecar.readBack }}
+- --read-back
+{{- end }}
 - --prefill-timeout={{ int $sidecar.prefillTimeoutSeconds }}s
 - --first-event-timeout={{ int $sidecar.firstEventTimeoutSeconds }}s
 {{- with $sidecar.slowRequestSeconds }}
@@ -286,7 +289,7 @@ on elsewhere go to the sidecars of other decode pods, too.
 
 {{- define "tandem.sidecar.env" -}}
 {{- include "tandem.goEnv" .Values.sidecar.resources }}
-{{- if eq (include "tandem.connector" .) "moriio" }}
+{{- if or (eq (include "tandem.connector" .) "moriio") .Values.sidecar.readBack }}
 {{ include "tandem.engine.podIP" . }}
 {{- end }}
 {{- if .Values.tls.prefill.caConfigMap }}
@@ -436,6 +439,9 @@ engines. Engines with a shared folder too have both connectors, of which the fir
 {{- $role := ternary "kv_consumer" "kv_producer" (eq .component "decode") -}}
 {{- $nixl := dict "kv_connector" (ternary "NixlPushConnector" "NixlConnector" (eq $connector "nixl-push")) "kv_role" $role
       "kv_connector_extra_config" (dict "kv_lease_duration" (int $engine.leaseSeconds)) -}}
+{{- if and .root.Values.sidecar.readBack (ne .component "decode") -}}
+{{- $_ := set $nixl.kv_connector_extra_config "bidirectional_kv_xfer" true -}}
+{{- end -}}
 {{- $files := dict "kv_connector" "ExampleConnector" "kv_role" "kv_both"
       "kv_connector_extra_config" (dict "shared_storage_path" "/kv") -}}
 {{- $kv := $nixl -}}
@@ -532,6 +538,9 @@ SGLang's arguments without the user's. It has no lease, and ends by itself once 
 - --kv-lease={{ int $engine.leaseSeconds }}s
 {{- if eq (include "tandem.connector" .root) "nixl-push" }}
 - --push
+{{- end }}
+{{- if and .root.Values.sidecar.readBack (ne .component "decode") }}
+- --bidirectional
 {{- end }}
 - --kv-load-failure-policy=recompute
 - --keep-alive={{ int $engine.keepAliveSeconds }}s

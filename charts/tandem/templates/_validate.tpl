@@ -325,6 +325,9 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
 {{ printf "sidecar.keeper.enabled is true, but hand-offs of the protocol %s have no lease that a keeper could renew: set it to false"
      $connector }}
 {{- end -}}
+{{- if and .Values.sidecar.readBack (ne $connector "nixlv2") }}
+{{ printf "sidecar.readBack is true, but only prefill engines of the protocol nixlv2 read back, and yours is %s: set it to false" $connector }}
+{{- end }}
 {{- if and .Values.sidecar.warmUp (ne $connector "nixlv2") }}
 {{ printf "sidecar.warmUp is true, but only pairs of the protocol nixlv2 are warmed up, and yours is %s: set it to false" $connector }}
 {{- end -}}

@@ -158,6 +158,7 @@ prefill-allow: set sidecar.prefillAllow
 enable-ssrf-protection: engine pods have no rights in the cluster, so set sidecar.prefillAllow
 prefill-discovery: it is the release's own Service
 warm-up: set sidecar.warmUp
+read-back: set sidecar.readBack
 keeper: set sidecar.keeper.enabled
 keeper-transport: it follows from engine.type
 keeper-library: set sidecar.keeper.library
