@@ -17,7 +17,8 @@ import (
 const readBackLease = 20 * time.Second
 
 const (
-	turns        = 10
+	turns        = 10 // of completions; chats have chatTurns, because their decode engines have little of an answer
+	chatTurns    = 4
 	newTokens    = 60 // of a turn's question
 	answerTokens = 90 // of its answer, which the prefill engine has not computed
 	blockSize    = 32
@@ -33,7 +34,7 @@ func testTurns(t *testing.T, p *pair) {
 				for name, flags := range map[string][]string{"with": {"--read-back", "--pod-ip=127.0.0.1"}, "without": nil} {
 					prefill, decode := p.converse(t, api, stream, p.sidecar(t, p.decode.Address(), flags...))
 					fmt.Printf("       %s, stream %t, %s: prefill computes %v, decode %v\n", api, stream, name, prefill, decode)
-					for i := 1; i < turns; i++ {
+					for i := 1; i < len(prefill); i++ {
 						computed[name] = append(computed[name], prefill[i])
 						if decode[i] > blockSize {
 							t.Errorf("%s, turn %d: decode computes %d tokens", name, i, decode[i])
@@ -65,7 +66,7 @@ func (p *pair) converse(t *testing.T, api pd.API, stream bool, sidecar string) (
 		c.Prompt = p.tokenize(t, messages)
 	}
 	has := 0
-	for range turns {
+	for range map[pd.API]int{pd.APICompletions: turns, pd.APIChat: chatTurns}[api] {
 		if api == pd.APIChat {
 			c.Members = map[string]any{"messages": messages}
 		}
