@@ -308,14 +308,18 @@ func BenchmarkClaim(b *testing.B) {
 
 // BenchmarkMemory reports the bytes of a block at a pod.
 func BenchmarkMemory(b *testing.B) {
-	benchmarkMemory(b, func() *Index { return New(testSeed, 1<<40) })
+	for _, blocks := range []int{4_000_000, 33_000_000} {
+		b.Run(fmt.Sprintf("blocks=%d", blocks), func(b *testing.B) {
+			benchmarkMemory(b, blocks, func() *Index { return New(testSeed, 1<<40) })
+		})
+	}
 }
 
-func benchmarkMemory(b *testing.B, empty func() *Index) {
+func benchmarkMemory(b *testing.B, blocks int, empty func() *Index) {
 	for b.Loop() {
 		before := live()
 		x := empty()
-		hot, _ := fleetOf(b, x, 8, 4_000_000, false)
+		hot, _ := fleetOf(b, x, 8, blocks, false)
 		b.ReportMetric(float64(live()-before)/float64(x.Blocks()), "B/block")
 		runtime.KeepAlive(hot) // and with them the index
 	}
@@ -325,7 +329,7 @@ func benchmarkMemory(b *testing.B, empty func() *Index) {
 func BenchmarkNamed(b *testing.B) {
 	b.Run("store", func(b *testing.B) { benchmarkStore(b, NewNamed(testSeed, 1<<40)) })
 	b.Run("memory", func(b *testing.B) {
-		benchmarkMemory(b, func() *Index { return NewNamed(testSeed, 1<<40) })
+		benchmarkMemory(b, 4_000_000, func() *Index { return NewNamed(testSeed, 1<<40) })
 	})
 }
 

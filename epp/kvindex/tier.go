@@ -1,9 +1,6 @@
 package kvindex
 
-import (
-	"errors"
-	"slices"
-)
+import "errors"
 
 // Tier is a kind of memory in which an engine keeps blocks. Faster ones come first.
 type Tier uint8
@@ -138,8 +135,10 @@ const removals = 256
 // Remove notes that the holder has dropped blocks from a tier, in this order, and returns how many of them it had there. Many at once take less
 // time for each than one alone.
 func (h *Holder) Remove(t Tier, names ...uint64) (removed int) {
-	for part := range slices.Chunk(names, removals) {
-		removed += h.removePart(t, part)
+	for len(names) > 0 {
+		n := min(len(names), removals)
+		removed += h.removePart(t, names[:n])
+		names = names[n:]
 	}
 	return removed
 }
