@@ -328,9 +328,11 @@ func benchmarkMemory(b *testing.B, blocks int, empty func() *Index) {
 // BenchmarkNamed does what BenchmarkStore and BenchmarkMemory do where keys are the engines' names.
 func BenchmarkNamed(b *testing.B) {
 	b.Run("store", func(b *testing.B) { benchmarkStore(b, NewNamed(testSeed, 1<<40)) })
-	b.Run("memory", func(b *testing.B) {
-		benchmarkMemory(b, 4_000_000, func() *Index { return NewNamed(testSeed, 1<<40) })
-	})
+	for _, blocks := range []int{4_000_000, 33_000_000} {
+		b.Run(fmt.Sprintf("memory/blocks=%d", blocks), func(b *testing.B) {
+			benchmarkMemory(b, blocks, func() *Index { return NewNamed(testSeed, 1<<40) })
+		})
+	}
 }
 
 func live() uint64 {

@@ -507,8 +507,8 @@ func compare(t *testing.T, steps []byte, named bool) {
 	for !x.Sweep() {
 	}
 	if named {
-		for i := range x.places {
-			if n := x.places[i].count; n > 0 {
+		for i := range x.places.parts {
+			if n := x.places.parts[i].count; n > 0 {
 				t.Fatalf("%d names have places after all have left", n)
 			}
 		}

@@ -115,28 +115,89 @@ func (t *table) remove(name uint64) place {
 	return p
 }
 
-// places finds the places of keys that are names. The table is in parts, so that a change waits for one of them to grow, not for all. A nil
-// one keeps nothing.
-type places [256]table
+// places finds the places of keys that are names. It is in parts, so that a change waits for one of them to grow, not for all. A nil one keeps
+// nothing.
+type places struct {
+	index *Index
+	parts [256]placePart
+}
 
-func (p *places) part(key Key) *table { return &p[key>>56] }
+// placePart is a table like the one of names, without the keys: they are in the runs, so a slot takes half as much. In place of tiers a slot
+// has four bits of its key, so that few runs of other keys are looked at.
+type placePart struct {
+	slots []place // 0 = the slot is empty
+	shift uint
+	count int
+}
 
-func (p *places) get(key Key) place { return p.part(key).get(key) }
+// tag is what a slot has of a key, the bits of which are spread evenly.
+func tag(key Key) tierSet { return tierSet(key & 0xf) }
 
-// put notes the place of a key that has none.
+func (t *placePart) home(key Key) int { return int((key * mix1) >> t.shift) }
+
+// find returns the slot of a key, or the empty one where it belongs. The part has slots.
+func (p *places) find(t *placePart, key Key) int {
+	i := t.home(key)
+	for t.slots[i] != 0 && (t.slots[i].tiers() != tag(key) || p.index.keyAt(t.slots[i]) != key) {
+		i = (i + 1) & (len(t.slots) - 1)
+	}
+	return i
+}
+
+// keyAt returns the key at a place.
+func (x *Index) keyAt(p place) Key { return x.runs[p.run()].keys[p.offset()] }
+
+func (p *places) part(key Key) *placePart { return &p.parts[key>>56] }
+
+// get returns the place of a key, 0 if it has none.
+func (p *places) get(key Key) place {
+	t := p.part(key)
+	if t.count == 0 {
+		return 0
+	}
+	return t.slots[p.find(t, key)].key()
+}
+
+// put notes the place of a key that has none, and is there already.
 func (p *places) put(key Key, where place) {
-	if p != nil {
-		t := p.part(key)
-		t.fill(t.slot(key), key, where)
+	if p == nil {
+		return
+	}
+	t := p.part(key)
+	if t.count+1 > len(t.slots)/4*3 {
+		p.grow(t)
+	}
+	t.slots[p.find(t, key)] = where.with(tag(key))
+	t.count++
+}
+
+func (p *places) grow(t *placePart) {
+	old := t.slots
+	t.slots = make([]place, max(16, 2*len(old)))
+	t.shift = uint(64 - bits.TrailingZeros(uint(len(t.slots))))
+	for _, at := range old {
+		if at != 0 {
+			t.slots[p.find(t, p.index.keyAt(at))] = at
+		}
 	}
 }
 
+// remove removes keys, which are still at their places. It moves the slots behind them that would not be found across a gap.
 func (p *places) remove(keys []Key) {
 	if p == nil {
 		return
 	}
 	for _, key := range keys {
-		p.part(key).remove(key)
+		t := p.part(key)
+		gap := p.find(t, key)
+		t.count--
+		mask := len(t.slots) - 1
+		for i := (gap + 1) & mask; t.slots[i] != 0; i = (i + 1) & mask {
+			if (i-t.home(p.index.keyAt(t.slots[i])))&mask >= (i-gap)&mask {
+				t.slots[gap], gap = t.slots[i], i
+			}
+		}
+		t.slots[gap] = 0
 	}
 }
 
