@@ -43,6 +43,8 @@ type Decision struct {
 type Expected struct {
 	TTFT Quantiles // from the time that its first leg is sent to its first token
 	TPOT Quantiles // for each further token
+	// Left is the share of the endpoint's time that was expected to be left for answers, besides prompts. 0: not known.
+	Left float64
 }
 
 // Goals are the times that a request should take at most. 0: any.

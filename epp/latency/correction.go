@@ -10,8 +10,9 @@ import (
 // that wait for each other. A correction learns what remains, as factors by coarse classes of the load, and turns the expected time into
 // quantiles. It is shared by the engines of a pool, whose differences the fits know.
 
-// levels are the quantiles that are learnt.
-var levels = [...]float64{0.5, 0.9}
+// levels are the quantiles that are learnt, and the smallest steps of learning them. The higher one moves less often, so it needs longer ones to follow
+// a load that rises and falls within the length of an answer.
+var levels = [...]struct{ of, step float64 }{{0.5, 0.01}, {0.9, 0.03}}
 
 // Classes of the load. Those of counts double.
 const (
@@ -64,10 +65,9 @@ func (c *correction) factor(level int, at *place) float64 {
 	return product
 }
 
-// Steps of learning: a cell's first outcomes move it far, later ones less, but never so little that it could not follow a change.
+// Steps of learning: a cell's first outcomes move it far, later ones less, but never so little that it could not follow a change: see levels.
 const (
 	firstStep = 0.3
-	lastStep  = 0.01
 	slowing   = 10.0 // outcomes after which steps are half of the first
 	// farthest is the largest factor of one table.
 	farthest = 20.0
@@ -80,12 +80,12 @@ func (c *correction) learn(at *place, ratio float64) {
 		c.seen[i][at[i]]++
 	}
 	for l, level := range levels {
-		way := level
+		way := level.of
 		if ratio < c.factor(l, at) {
-			way = level - 1
+			way = level.of - 1
 		}
 		for i := range at {
-			step := max(lastStep, firstStep/(1+c.seen[i][at[i]]/slowing))
+			step := max(level.step, firstStep/(1+c.seen[i][at[i]]/slowing))
 			cell, before := &c.tables[l][i][at[i]], 1.0
 			if bits := cell.Load(); bits != 0 {
 				before = math.Float64frombits(bits)

@@ -219,7 +219,7 @@ func (c *curve) amid(all *curve, now time.Time) curve {
 // Prompt estimates how long an endpoint takes from now on until it has computed a prompt, of whose tokens it has some cached, and must load some
 // of these.
 func (m *Model) Prompt(c *epp.Candidate, tokens, cached int, loads epp.Loads) Estimate {
-	x := promptTerms(part{tokens, cached, loads}, c.InFlight.Tokens, answersOf(c.Load, c.InFlight))
+	x := promptTerms(part{tokens, cached, loads}, aheadOf(c.Load, c.InFlight), answersOf(c.Load, c.InFlight))
 	curves := m.curvesOf(c.Endpoint)
 	e := curves.prompt.estimate(&x)
 	x = vector{0, x[1], x[2]}

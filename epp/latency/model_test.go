@@ -227,6 +227,32 @@ func TestModelKnowsQueues(t *testing.T) {
 	}
 }
 
+// TestComputedPromptsAreNotAhead: of the requests in flight to an engine that hands over, those whose prompts are computed delay no others.
+func TestComputedPromptsAreNotAhead(t *testing.T) {
+	for _, tc := range []struct {
+		running, waiting float64
+		sent, inFlight   int // requests: when the page was read, and now
+		want             int // tokens, of 1,000 for each request
+	}{
+		{0, 0, 10, 10, 0},
+		{1, 2, 10, 10, 3000},
+		{1, 2, 10, 12, 5000},
+		{30, 5, 10, 10, 10000},
+		{0, 0, 0, 4, 4000},
+		{0, 0, 0, 0, 0},
+	} {
+		c := candidate(endpoint(0, "prefill"), tc.running)
+		c.Load.Signals.Set(epp.Waiting, tc.waiting)
+		c.Load.Sent.Requests, c.InFlight = tc.sent, epp.InFlight{Requests: tc.inFlight, Tokens: 1000 * tc.inFlight}
+		if got := aheadOf(c.Load, c.InFlight); got != tc.want {
+			t.Errorf("%+v: %d tokens are ahead", tc, got)
+		}
+	}
+	if got := aheadOf(&epp.Load{}, epp.InFlight{Requests: 3, Tokens: 900}); got != 900 {
+		t.Errorf("by a page that tells nothing, %d tokens are ahead", got)
+	}
+}
+
 func TestModelTakesOnlyWhatWentAsPlanned(t *testing.T) {
 	d, p := candidate(endpoint(1, "decode"), 8), candidate(endpoint(2, "prefill"), 0)
 	for name, spoil := range map[string]func(*epp.Outcome){

@@ -1,6 +1,7 @@
 package latency
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -37,7 +38,7 @@ func (m *Model) Observe(o *epp.Outcome) {
 	switch {
 	case !ok:
 	case d.Verdict == pd.Local:
-		x := promptTerms(at.part, seen.InFlight.Tokens, at.answers)
+		x := promptTerms(at.part, at.ahead, at.answers)
 		m.calls.ttft.add(d.Expected.TTFT, begun)
 		m.corrections.prompt(first).learn(&at.place, ratio(begun.Seconds(), &curves.prompt, &x))
 		m.learn(now, decode, (*fits).ofPrompt, &promptPrior, &x, begun)
@@ -49,8 +50,10 @@ func (m *Model) Observe(o *epp.Outcome) {
 		x := tokenTerms(at.answers+1, at.context+float64(d.Tokens), prompts)
 		perToken := took.Seconds() / float64(o.Result.Completion-1)
 		m.calls.tpot.add(d.Expected.TPOT, time.Duration(perToken*float64(time.Second)))
-		perToken *= curves.left(perSecond)
-		m.corrections.token.learn(&at.place, ratio(perToken, &curves.token, &x))
+		// Prompts that came while the answer was generated are part of what its prediction could not know.
+		left := curves.left(perSecond)
+		m.corrections.token.learn(&at.place, ratio(perToken*cmp.Or(d.Expected.Left, left), &curves.token, &x))
+		perToken *= left
 		m.learn(now, decode, (*fits).ofToken, &tokenPrior, &x, time.Duration(perToken*float64(time.Second)))
 	}
 	decode.publish()

@@ -54,8 +54,8 @@ type load struct {
 
 func loadOf(l *epp.Load, sent epp.InFlight, p part) load {
 	waiting, _ := l.Signals.Value(epp.Waiting)
-	x := load{part: p, answers: answersOf(l, sent), context: contextOf(l), ahead: sent.Tokens}
-	x.place = placeOf(waiting, usageOf(l), p.own(), sent.Tokens, x.answers)
+	x := load{part: p, answers: answersOf(l, sent), context: contextOf(l), ahead: aheadOf(l, sent)}
+	x.place = placeOf(waiting, usageOf(l), p.own(), x.ahead, x.answers)
 	return x
 }
 
@@ -71,7 +71,9 @@ func (m *Model) Predict(now time.Time, c *epp.Candidate, tokens, cached int, loa
 		}
 	}
 	x := loadOf(c.Load, c.InFlight, part{tokens, cached, loads})
-	return epp.Expected{TTFT: m.ttft(&curves, c.Endpoint, &x), TPOT: m.tpot(&curves, one, now, &x, tokens-cached)}
+	e := epp.Expected{TTFT: m.ttft(&curves, c.Endpoint, &x)}
+	m.tpot(&e, &curves, one, now, &x, tokens-cached)
+	return e
 }
 
 func (m *Model) ttft(curves *curves, e *epp.Endpoint, x *load) epp.Quantiles {
@@ -79,10 +81,12 @@ func (m *Model) ttft(curves *curves, e *epp.Endpoint, x *load) epp.Quantiles {
 	return m.corrections.prompt(e).quantiles(curves.prompt.w.dot(&terms), &x.place)
 }
 
-func (m *Model) tpot(curves *curves, one *engine, now time.Time, x *load, computed int) epp.Quantiles {
+// tpot sets the time of each further token, of an answer to a prompt of which the endpoint computes so many tokens.
+func (m *Model) tpot(to *epp.Expected, curves *curves, one *engine, now time.Time, x *load, computed int) {
 	perSecond, prompts := one.computes(now, computed)
 	terms := tokenTerms(x.answers+1, x.context+float64(x.tokens), prompts)
-	return m.corrections.token.quantiles(curves.token.w.dot(&terms)/curves.left(perSecond), &x.place)
+	to.Left = curves.left(perSecond)
+	to.TPOT = m.corrections.token.quantiles(curves.token.w.dot(&terms)/to.Left, &x.place)
 }
 
 // Bounds of predicted times, in seconds: 0 is no prediction, and a page may report anything.
@@ -107,7 +111,9 @@ func (m *Model) Expect(now time.Time, d *epp.Decision) (expected epp.Expected) {
 	curves, one := m.curvesAt(decode, now)
 	x := loadOf(&first.Seen.Load, first.Seen.InFlight, ofFirst(d))
 	if d.Verdict == pd.Local {
-		return epp.Expected{TTFT: m.ttft(&curves, decode, &x), TPOT: m.tpot(&curves, one, now, &x, d.Tokens-d.Cached)}
+		expected.TTFT = m.ttft(&curves, decode, &x)
+		m.tpot(&expected, &curves, one, now, &x, d.Tokens-d.Cached)
+		return expected
 	}
 	for i := range d.Picks {
 		p := &d.Picks[i]
@@ -120,9 +126,41 @@ func (m *Model) Expect(now time.Time, d *epp.Decision) (expected epp.Expected) {
 		handoff := handoffTerms(d.Moved(), x.answers)
 		link := m.linkCurve(&curves, one, &first.Seen.Load, from, now)
 		expected.TTFT = after(m.ttft(&theirs, from, &of), m.corrections.handoff.quantiles(link.w.dot(&handoff), &x.place))
-		expected.TPOT = m.tpot(&curves, one, now, &x, 0)
+		m.tpot(&expected, &curves, one, now, &x, 0)
 	}
 	return expected
+}
+
+// Work is what the prompt of a request takes of the endpoint that computes it.
+type Work struct {
+	At      *epp.Endpoint // nil: its pick noted nothing
+	Own     time.Duration // that it is computed
+	Stalled time.Duration // by which the answers that the endpoint generates come later meanwhile, all together
+}
+
+// Work estimates that of a decision, by what its pick saw.
+func (m *Model) Work(now time.Time, d *epp.Decision) (w Work) {
+	p := &d.Picks[0]
+	for i := range d.Picks {
+		if d.Verdict == pd.Remote && d.Picks[i].Row.Split {
+			p = &d.Picks[i]
+		}
+	}
+	if p.Seen == nil {
+		return w
+	}
+	w.At = p.Endpoints[0]
+	of := part{d.Tokens, p.Seen.Cached, p.Seen.Loads}
+	if p == &d.Picks[0] {
+		of = ofFirst(d)
+	}
+	x := loadOf(&p.Seen.Load, p.Seen.InFlight, of)
+	curves, _ := m.curvesAt(w.At, now)
+	terms := promptTerms(of, 0, 0)
+	terms[0] = 0 // it takes nothing of the endpoint
+	w.Own = seconds(curves.prompt.w.dot(&terms))
+	w.Stalled = time.Duration(x.answers * float64(w.Own))
+	return w
 }
 
 // Receiver predicts hand-offs to an endpoint from others: how long it takes from a computed prompt to the first token that it generates.

@@ -98,3 +98,22 @@ func answersOf(l *epp.Load, sent epp.InFlight) float64 {
 	running, _ := c.Running()
 	return running
 }
+
+// Computing returns how many of the requests in flight to an endpoint still need its engine's time until their first token: those that wait or run by its
+// page, and those that were sent since. The others' prompts are computed, and wait for a decode engine that is full.
+func Computing(l *epp.Load, sent epp.InFlight) float64 {
+	running, known := l.Signals.Value(epp.Running)
+	waiting, also := l.Signals.Value(epp.Waiting)
+	if !known || !also {
+		return float64(sent.Requests)
+	}
+	return min(float64(sent.Requests), max(0, running)+max(0, waiting)+float64(max(0, sent.Requests-l.Sent.Requests)))
+}
+
+// aheadOf returns how many tokens of prompts the engine computes before another one: the part of those in flight that Computing says.
+func aheadOf(l *epp.Load, sent epp.InFlight) int {
+	if sent.Requests <= 0 {
+		return sent.Tokens
+	}
+	return int(float64(sent.Tokens) * Computing(l, sent) / float64(sent.Requests))
+}

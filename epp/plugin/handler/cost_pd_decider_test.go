@@ -2,6 +2,7 @@ package handler
 
 import (
 	"fmt"
+	"math"
 	"net/http"
 	"net/netip"
 	"testing"
@@ -314,5 +315,19 @@ func BenchmarkDecide(b *testing.B) {
 				c.decider.Decide(a)
 			}
 		})
+	}
+}
+
+// TestExcess: what a client minds rises steeply where tokens take as long as it wants, and slowly where no decision can please it.
+func TestExcess(t *testing.T) {
+	const wanted = 100 * time.Millisecond
+	at := func(share float64) float64 { return excess(time.Duration(share*float64(wanted)), wanted) }
+	if at(0.5) > 0.01 || at(1) != 1 {
+		t.Errorf("half of what is wanted: %v, all of it: %v", at(0.5), at(1))
+	}
+	for _, step := range []struct{ from, to, slope float64 }{{1, hopeless, steepness}, {hopeless, 5, 1}} {
+		if slope := (at(step.to) - at(step.from)) / (step.to - step.from); math.Abs(slope-step.slope) > 1e-6 {
+			t.Errorf("from %v to %v the slope is %v, want %v", step.from, step.to, slope, step.slope)
+		}
 	}
 }
