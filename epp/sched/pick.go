@@ -14,6 +14,7 @@ import (
 type pick struct {
 	pipeline *Pipeline
 	trace    *tracer // nil unless the pick is to be explained
+	watcher  Watcher // of the shadow that decides; nil: the pipeline in use does
 	noting   bool    // decisions are to have what was seen of their endpoints, for observers
 	round    epp.Round
 	pcg      rand.PCG // the source of round.Rand
@@ -71,7 +72,7 @@ func begin(p *Pipeline, r *epp.Request, now time.Time, number uint64) *pick {
 
 // end returns the pick's memory.
 func (k *pick) end() {
-	k.pipeline, k.trace, k.noting, k.spent, k.costs, k.made = nil, nil, false, false, nil, nil
+	k.pipeline, k.trace, k.watcher, k.noting, k.spent, k.costs, k.made = nil, nil, nil, false, false, nil, nil
 	k.round = epp.Round{Before: k.round.Before[:0], Rand: k.round.Rand, Matches: k.round.Matches[:0]}
 	picks.Put(k)
 }
@@ -90,6 +91,9 @@ func (k *pick) gather(s *epp.Snapshot) {
 		trust := load.Trust(k.round.Now, c.Stale)
 		k.all = append(k.all, epp.Candidate{Endpoint: e, Load: load, Trust: trust, InFlight: e.InFlight()})
 		k.partial = k.partial || k.all[len(k.all)-1].Mode() != epp.EngineAny
+	}
+	if k.watcher != nil {
+		k.watcher.Imagine(k.round.Now, k.all)
 	}
 	k.screen(c.Screeners)
 	k.match()

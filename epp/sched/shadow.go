@@ -7,7 +7,7 @@ import (
 )
 
 // Shadow is a second pipeline that decides about the requests that a scheduler picks for, with the same view of the pool, and without
-// effect. What it learns is what really happens: its matchers, observers of picks, and observers of outcomes are told of the decisions of the
+// effect. The load in flight is what its Watcher says it would be by the shadow's decisions; metrics pages are those of the pool as it is. What it learns is what really happens: its matchers, observers of picks, and observers of outcomes are told of the decisions of the
 // pipeline in use. Its preparers, its admission and its queues are not called: requests come to it as the pipeline in use prepared them, and when
 // that lets them pass. A pick takes about twice as long with it.
 type Shadow struct {
@@ -18,6 +18,9 @@ type Shadow struct {
 // Watcher gets what a shadow decides, and what is done. It must be safe for concurrent use.
 type Watcher interface {
 	epp.Observer // of the outcomes of what was done
+	// Imagine is called before the shadow decides, on the same goroutine. It makes the load in flight of all candidates what it would be if the
+	// shadow's decisions had been carried out.
+	Imagine(now time.Time, all []epp.Candidate)
 	// Compared is called after every pick, on the goroutine of the request, which waits for it. It must not keep the request.
 	Compared(c *Comparison)
 }
@@ -45,6 +48,7 @@ func (s *Shadow) foresee(r *epp.Request, now time.Time, snapshot *epp.Snapshot) 
 	}
 	k = begin(p, r, now, p.picks.Add(1))
 	k.noting = true
+	k.watcher = s.Watcher
 	k.gather(snapshot)
 	if refused = k.shed(); refused == nil {
 		refused = k.run()

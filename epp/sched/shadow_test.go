@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/sched"
@@ -17,6 +18,14 @@ type compared struct {
 	mu       sync.Mutex
 	all      []sched.Comparison
 	outcomes int
+	imagine  epp.InFlight // more on each candidate
+}
+
+func (c *compared) Imagine(_ time.Time, all []epp.Candidate) {
+	for i := range all {
+		all[i].InFlight.Requests += c.imagine.Requests
+		all[i].InFlight.Tokens += c.imagine.Tokens
+	}
 }
 
 func (c *compared) Compared(one *sched.Comparison) {
@@ -103,6 +112,21 @@ func TestShadowSeesWhatIsSeen(t *testing.T) {
 	}
 }
 
+// TestShadowImaginesLoad: the shadow decides by the load in flight that its watcher imagines, and the configuration in use by what there is.
+func TestShadowImaginesLoad(t *testing.T) {
+	p := fleet("decode", "prefill")
+	s, told := shadowed(t, p, disagg(), disagg())
+	told.imagine = epp.InFlight{Requests: 3, Tokens: 700}
+	mustPick(t, s, splitRequest(1000))
+	c := told.all[0]
+	if got := c.Shadow.Picks[0].Seen.InFlight; got != told.imagine {
+		t.Errorf("the shadow saw %+v, want %+v", got, told.imagine)
+	}
+	if got := c.Live.Picks[0].Seen.InFlight; got != (epp.InFlight{}) {
+		t.Errorf("the configuration in use saw %+v", got)
+	}
+}
+
 // TestShadowLearnsWhatHappens: matchers and observers of the shadow are told of the live decisions, and not of its own.
 func TestShadowLearnsWhatHappens(t *testing.T) {
 	p := fleet("decode", "prefill")
@@ -165,8 +189,9 @@ func BenchmarkPickWithShadow(b *testing.B) {
 // discards is a watcher that does nothing.
 type discards struct{}
 
-func (discards) Compared(*sched.Comparison) {}
-func (discards) Observe(*epp.Outcome)       {}
+func (discards) Compared(*sched.Comparison)         {}
+func (discards) Observe(*epp.Outcome)               {}
+func (discards) Imagine(time.Time, []epp.Candidate) {}
 
 func pipelineOf(t testing.TB, c sched.Config) *sched.Pipeline {
 	t.Helper()

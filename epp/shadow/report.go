@@ -36,14 +36,17 @@ type Report struct {
 	clock epp.Clock
 	model *latency.Model
 
-	mu    sync.Mutex
-	since time.Time
-	name  string
-	picks int
-	kinds map[Kind]*tally
-	all   tally // of every pick that both decide, same ones included
-	ring  []Difference
-	next  int
+	mu       sync.Mutex
+	imagined imagined
+	answers  float64 // that have ended
+	tokens   float64 // of these, without the first ones
+	since    time.Time
+	name     string
+	picks    int
+	kinds    map[Kind]*tally
+	all      tally // of every pick that both decide, same ones included
+	ring     []Difference
+	next     int
 }
 
 // New makes a report about a configuration with a name.
@@ -55,7 +58,7 @@ func New(name string, clock epp.Clock) *Report {
 func (r *Report) Restart() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.since, r.picks, r.all, r.ring, r.next = r.clock.Now(), 0, tally{}, nil, 0
+	r.since, r.picks, r.all, r.ring, r.next, r.imagined = r.clock.Now(), 0, tally{}, nil, 0, imagined{}
 	clear(r.kinds)
 }
 
@@ -66,12 +69,34 @@ func (r *Report) EndpointJoined(e *epp.Endpoint) { r.model.EndpointJoined(e) }
 func (r *Report) EndpointLeft(e *epp.Endpoint) { r.model.EndpointLeft(e) }
 
 // Observe implements epp.Observer: the model learns, and is held to what it expected.
-func (r *Report) Observe(o *epp.Outcome) { r.model.Observe(o) }
+func (r *Report) Observe(o *epp.Outcome) {
+	r.model.Observe(o)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.imagined.end(o.Decision)
+	if o.Result != nil && o.Result.Completion > 1 {
+		r.answers++
+		r.tokens += float64(o.Result.Completion - 1)
+	}
+}
+
+// Imagine implements sched.Watcher.
+func (r *Report) Imagine(now time.Time, all []epp.Candidate) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.imagined.apply(now, all)
+}
 
 // Compared implements sched.Watcher.
 func (r *Report) Compared(c *sched.Comparison) {
 	kind := kindOf(c.Live, c.Shadow)
 	var live, shadow epp.Expected
+	var works [2]latency.Work
+	for i, d := range []*epp.Decision{c.Live, c.Shadow} {
+		if d != nil {
+			works[i] = r.model.Work(c.Now, d)
+		}
+	}
 	if kind != Refused {
 		live, shadow = r.model.Expect(c.Now, c.Live), r.model.Expect(c.Now, c.Shadow)
 	}
@@ -92,10 +117,15 @@ func (r *Report) Compared(c *sched.Comparison) {
 		r.kinds[kind] = t
 	}
 	t.picks++
+	stalled := 0.0
+	if r.tokens > 0 {
+		stalled = (works[0].Stalled - works[1].Stalled).Seconds() * r.answers / r.tokens
+	}
+	r.imagined.add(c, &works[0], &works[1])
 	if kind != Refused {
-		t.add(live, shadow)
+		t.add(live, shadow, stalled)
 		r.all.picks++
-		r.all.add(live, shadow)
+		r.all.add(live, shadow, stalled)
 	}
 	if kind == Same {
 		return

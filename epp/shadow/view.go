@@ -31,8 +31,9 @@ type Group struct {
 	ITL   Gain `json:"itl_gain"`
 }
 
-// Gain is how much less time, in seconds, requests of a group are expected to take by the shadow's decisions, on average, if only the one
-// request goes elsewhere; less than 0: more time. With the confidence of the View it is from Low to High.
+// Gain is how much less time, in seconds, requests of a group are expected to take by the shadow's decisions, on average; less than 0: more time. The
+// shadow's prompts wait for each other, and what they take from answers of other requests is in the gain of ITL. Queues on metrics pages, and the use of
+// KV caches, are those of the pool as it is. With the confidence of the View it is from Low to High.
 type Gain struct {
 	Mean float64 `json:"mean_seconds"`
 	Low  float64 `json:"low_seconds"`
@@ -66,9 +67,10 @@ type tally struct {
 	ttft, itl sum
 }
 
-func (t *tally) add(live, shadow epp.Expected) {
-	t.ttft.add(live.TTFT, shadow.TTFT)
-	t.itl.add(live.TPOT, shadow.TPOT)
+// add adds a pick. The shadow's decision takes so many seconds less from each token of other answers.
+func (t *tally) add(live, shadow epp.Expected, others float64) {
+	t.ttft.add(live.TTFT, shadow.TTFT, 0)
+	t.itl.add(live.TPOT, shadow.TPOT, others)
 }
 
 func (t *tally) group(kind Kind, v *View) Group {
@@ -83,11 +85,12 @@ type sum struct {
 	noise         float64 // sum of the variances of single predictions
 }
 
-func (s *sum) add(live, shadow epp.Quantiles) {
+// add adds a pick, which brings so much more to other requests.
+func (s *sum) add(live, shadow epp.Quantiles, others float64) {
 	if live.P50 <= 0 || shadow.P50 <= 0 {
 		return
 	}
-	gain := (live.P50 - shadow.P50).Seconds()
+	gain := (live.P50 - shadow.P50).Seconds() + others
 	s.n++
 	s.gain1 += gain
 	s.gain2 += gain * gain
