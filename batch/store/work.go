@@ -130,6 +130,15 @@ func (s *Store) RenewValidation(ctx context.Context, id string, epoch int64) err
 	return nil
 }
 
+// ReleaseValidation ends the lease of a validation that has come to nothing.
+func (s *Store) ReleaseValidation(ctx context.Context, id string, epoch int64) error {
+	_, err := s.db.ExecContext(ctx, `UPDATE batches SET renewals = 0 WHERE id = $1 AND epoch = $2 AND status = 'validating'`, id, epoch)
+	if err != nil {
+		return fmt.Errorf("releasing the validation of batch %s: %w", id, err)
+	}
+	return nil
+}
+
 // Fail ends a batch whose input file is invalid.
 func (s *Store) Fail(ctx context.Context, id string, epoch int64, problems []batch.Problem, now int64) error {
 	text, err := json.Marshal(problems)

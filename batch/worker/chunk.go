@@ -48,8 +48,18 @@ type chunkRun struct {
 	ran   batch.Counts   // of fresh, without the lines that did not run
 }
 
-// load reads the lines of the chunk that have no result yet, in the order of their prompts.
-func (r *chunkRun) load(ctx context.Context) error {
+// load reads the chunk. If the database or the input file cannot be read, it releases the lease and returns false.
+func (r *chunkRun) load(ctx context.Context) bool {
+	err := r.read(ctx)
+	if err != nil {
+		r.w.log.Warn("a chunk cannot be read now", "batch", r.batch.ID, "chunk", r.chunk.Number, "error", err)
+		r.w.giveBack(ctx, func(ctx context.Context) error { return r.w.store.Release(ctx, r.chunk) })
+	}
+	return err == nil
+}
+
+// read reads the lines of the chunk that have no result yet, in the order of their prompts.
+func (r *chunkRun) read(ctx context.Context) error {
 	parts, err := r.w.store.Parts(ctx, r.batch.InputFile)
 	if err == nil && len(parts) != 1 {
 		err = fmt.Errorf("the input file %s has %d parts", r.batch.InputFile, len(parts))

@@ -1,7 +1,10 @@
 package worker
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -91,6 +94,56 @@ func TestClockIsSet(t *testing.T) {
 	}
 }
 
+// away is a store of blobs that cannot be read.
+type away struct{ batch.Blobs }
+
+func (away) Open(context.Context, string, int64) (io.ReadCloser, error) {
+	return nil, errors.New("the store is away")
+}
+
+// TestStoreAway: a worker that cannot read an input file leaves neither its validation nor its chunks to the end of their leases.
+func TestStoreAway(t *testing.T) {
+	b := newBench(t, echo)
+	w := b.newWorker()
+	const n = 3
+	id := b.create(lines(n), time.Hour)
+	open, err := b.store.OpenBatches(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustHaveNone := func(of string) {
+		t.Helper()
+		if left, err := b.store.Leases(t.Context()); err != nil || len(left) != 0 {
+			t.Errorf("after the %s the leases are %+v, %v", of, left, err)
+		}
+	}
+	w.blobs = away{b.blobs}
+	if err := w.validate(t.Context(), open[0]); err == nil {
+		t.Error("an input file that cannot be read was validated")
+	}
+	mustHaveNone("validation")
+	if open, err = b.store.OpenBatches(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.blobs = b.blobs
+	if err := w.validate(t.Context(), open[0]); err != nil {
+		t.Fatal(err)
+	}
+	w.blobs = away{b.blobs}
+	run := w.next(t.Context())
+	if run == nil {
+		t.Fatal("there is no chunk")
+	}
+	if run.load(t.Context()) {
+		t.Error("a chunk that cannot be read was")
+	}
+	w.end(run)
+	mustHaveNone("chunk")
+	w.blobs = b.blobs
+	b.run(w)
+	b.mustHaveAll(b.wait(id, ended), n)
+}
+
 // leases returns the lease of the only chunk of a batch.
 func (b *bench) leases(id string) store.Lease {
 	b.t.Helper()
@@ -127,8 +180,8 @@ func TestClockIsSetBackBeforeTheWindowEnds(t *testing.T) {
 	if run == nil {
 		t.Fatal("there is no chunk")
 	}
-	if err := run.load(t.Context()); err != nil {
-		t.Fatal(err)
+	if !run.load(t.Context()) {
+		t.Fatal("the chunk cannot be read")
 	}
 	var asked atomic.Bool
 	w.wall = func() time.Time {

@@ -235,6 +235,14 @@ func (w *Worker) validate(ctx context.Context, b store.Open) error {
 	if err != nil {
 		return err
 	}
+	if err = w.judge(ctx, b, epoch); err != nil && !errors.Is(err, store.ErrLost) {
+		w.giveBack(ctx, func(ctx context.Context) error { return w.store.ReleaseValidation(ctx, b.ID, epoch) })
+	}
+	return err
+}
+
+// judge reads the input file of a batch whose validation is leased, and has the batch begin or fail.
+func (w *Worker) judge(ctx context.Context, b store.Open, epoch int64) error {
 	parts, err := w.store.Parts(ctx, b.InputFile)
 	if err == nil && len(parts) != 1 {
 		err = fmt.Errorf("the input file %s has %d parts", b.InputFile, len(parts))

@@ -108,12 +108,11 @@ func (w *Worker) Run(ctx context.Context) {
 			defer w.end(run)
 			var once sync.Once
 			sent := func() { once.Do(func() { <-w.feeds }) }
-			err := run.load(cut)
-			if err == nil {
-				err = run.run(ctx, cut, sent)
+			defer sent()
+			if !run.load(cut) {
+				return
 			}
-			sent()
-			if err != nil {
+			if err := run.run(ctx, cut, sent); err != nil {
 				w.log.Warn("a chunk has not ended", "batch", run.batch.ID, "chunk", run.chunk.Number, "error", err)
 				w.upstream.Pause(saveEvery)
 			}
@@ -141,6 +140,17 @@ func (w *Worker) validateAll(ctx context.Context) {
 		case o := <-w.validations:
 			w.report(ctx, w.validate(ctx, o))
 			w.Wake()
+		}
+	}
+}
+
+// giveBack releases a lease of work that cannot be done now, so that it does not stay for leaseTime. It tries until the database answers or ctx
+// ends, and takes saveEvery at least: the caller would most likely fail again at once.
+func (w *Worker) giveBack(ctx context.Context, release func(ctx context.Context) error) {
+	for {
+		err := release(ctx)
+		if !batch.Sleep(ctx, saveEvery) || err == nil {
+			return
 		}
 	}
 }
