@@ -20,6 +20,8 @@ CHAOSREQUESTS ?= 10000
 SOAKTIME ?= 20m
 BATCHLINES ?= 1000000
 BATCHKILLS ?= 30
+KILLTIME ?= 5m
+KILLEVERY ?= 10s
 LEASEREQUESTS ?= 200
 ENGINE ?= vllm
 
@@ -139,6 +141,10 @@ INTERFERENCE ?= 30s
 .PHONY: batch-interference
 batch-interference: modules .tools/envoy ## measure what a batch does to online requests: docs/batch-interference.svg and .json, some ten minutes (INTERFERENCE)
 	@cd e2e/overload && $(LONG) '^TestInterference$$' -timeout=30m . -args -interference.for=$(INTERFERENCE) -interference.write=$(CURDIR)/docs
+
+.PHONY: batch-faults
+batch-faults: modules .tools/gofakes3 ## kill random parts of a batch installation under load, and run a file of 1 GB (KILLTIME, KILLEVERY)
+	@cd e2e/batch && $(LONG) '^(TestPartsKilled|TestLargeFile)$$' -timeout=60m . -args -batch.parts-for=$(KILLTIME) -batch.parts-every=$(KILLEVERY) -batch.bytes=1000000000
 
 .PHONY: lease-vllm
 lease-vllm: modules .tools/vllm .tools/tinymodel ## abandon and hold requests on real vLLM engines, with a keeper and without (LEASEREQUESTS)

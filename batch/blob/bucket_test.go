@@ -19,6 +19,7 @@ import (
 // TestBucket stores, reads, lists and deletes blobs on a real server of S3's protocol.
 func TestBucket(t *testing.T) {
 	server := s3.Start(t)
+	s3.SetCredentials(t)
 	address := server.Bucket(t, "batches") + "&prefix=tandem/"
 	b, err := blob.OpenBucket(t.Context(), address)
 	if err != nil {

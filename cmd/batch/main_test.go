@@ -160,6 +160,7 @@ func TestOtherDatabase(t *testing.T) {
 	})
 	t.Run("bucket", func(t *testing.T) {
 		server, objects := postgres.Start(t), s3.Start(t)
+		s3.SetCredentials(t)
 		address := func() string {
 			file := filepath.Join(t.TempDir(), "database")
 			if err := os.WriteFile(file, []byte(server.Schema()), 0o600); err != nil {

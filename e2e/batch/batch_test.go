@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -28,6 +29,9 @@ func TestMain(m *testing.M) { os.Exit(harness.Run(m)) }
 var (
 	lineCount = flag.Int("batch.lines", 20_000, "lines of the batches of TestKilled and TestManyLines")
 	kills     = flag.Int("batch.kills", 6, "how often TestKilled kills the batch server")
+	fileBytes = flag.Int("batch.bytes", 32<<20, "bytes of the input file of TestLargeFile")
+	partsFor  = flag.Duration("batch.parts-for", 10*time.Second, "how long TestPartsKilled kills parts")
+	partsGap  = flag.Duration("batch.parts-every", 2*time.Second, "how often TestPartsKilled kills a part")
 )
 
 // start starts a batch server on a data directory.
@@ -149,63 +153,91 @@ func runPage(t *testing.T, python, address string) {
 	}
 }
 
-// instant starts an upstream that answers at once, and counts.
+// instant starts an upstream that answers once wait has returned, and counts. The id of an answer ends with that of the request, as vLLM's does.
 func instant(t *testing.T, wait func(context.Context)) (url string, requests *atomic.Int64) {
 	t.Helper()
 	requests = new(atomic.Int64)
-	answer := []byte(`{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"` + strings.Repeat("word ", 40) + `"},"finish_reason":"stop"}]}`)
+	answer := []byte(`","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"` + strings.Repeat("word ", 40) + `"},"finish_reason":"stop"}]}`)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body) // a killed server breaks off
 		requests.Add(1)
 		wait(r.Context())
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(answer)
+		_, _ = w.Write(slices.Concat([]byte(`{"id":"chatcmpl-`), []byte(r.Header.Get("X-Request-Id")), answer))
 	}))
 	t.Cleanup(server.Close)
 	return server.URL, requests
 }
 
+// upTo returns a wait of a random time.
+func upTo(most time.Duration) func(context.Context) {
+	return func(ctx context.Context) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(rand.N(most)):
+		}
+	}
+}
+
 // upload uploads n lines, each with about 700 bytes, without holding them in memory.
 func upload(t *testing.T, base string, n int) (file string) {
 	t.Helper()
+	file, err := tryUpload(t.Context(), base, n, 110)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// tryUpload uploads n lines of so many words.
+func tryUpload(ctx context.Context, base string, n, words int) (file string, err error) {
 	r, w := io.Pipe()
+	defer r.Close()
 	form := multipart.NewWriter(w)
 	go func() {
 		err := form.WriteField("purpose", "batch")
 		part, partErr := form.CreateFormFile("file", "requests.jsonl")
+		text := strings.Repeat("word ", words)
 		for i := 0; err == nil && partErr == nil && i < n; i++ {
-			_, err = fmt.Fprintf(part, `{"custom_id":"line-%d","method":"POST","url":"/v1/chat/completions","body":{"model":"m","messages":[{"role":"user","content":"%s %d"}]}}`+"\n", i, strings.Repeat("word ", 110), i)
+			_, err = fmt.Fprintf(part, `{"custom_id":"line-%d","method":"POST","url":"/v1/chat/completions","body":{"model":"m","max_tokens":2,"messages":[{"role":"user","content":"%s %d"}]}}`+"\n", i, text, i)
 		}
 		if err == nil {
 			err = form.Close()
 		}
 		w.CloseWithError(err)
 	}()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+"/v1/files", r)
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/files", r)
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	request.Header.Set("Content-Type", form.FormDataContentType())
 	var object struct{ ID string }
-	ask(t, request, &object)
-	return object.ID
+	err = tryAsk(request, &object)
+	return object.ID, err
 }
 
 // ask sends a request, and reads the object in the answer.
 func ask(t *testing.T, request *http.Request, into any) {
 	t.Helper()
+	if err := tryAsk(request, into); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func tryAsk(request *http.Request, into any) error {
 	answer, err := harness.Client.Do(request)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
-	if err == nil {
+	if err == nil && answer.StatusCode == http.StatusOK {
 		err = json.Unmarshal(text, into)
 	}
 	if err != nil || answer.StatusCode != http.StatusOK {
-		t.Fatalf("%s %s: %d %s, %v", request.Method, request.URL.Path, answer.StatusCode, text, err)
+		return fmt.Errorf("%s %s: %d %s, %w", request.Method, request.URL.Path, answer.StatusCode, text, err)
 	}
+	return nil
 }
 
 // job is a batch as its client sees it.
@@ -219,15 +251,22 @@ type job struct {
 	} `json:"request_counts"`
 }
 
-func create(t *testing.T, base, file string) (j job) {
+func create(t *testing.T, base, file string) job {
 	t.Helper()
-	body := fmt.Sprintf(`{"input_file_id":%q,"endpoint":"/v1/chat/completions","completion_window":"24h"}`, file)
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+"/v1/batches", strings.NewReader(body))
+	j, err := tryCreate(t.Context(), base, file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask(t, request, &j)
 	return j
+}
+
+func tryCreate(ctx context.Context, base, file string) (j job, err error) {
+	body := fmt.Sprintf(`{"input_file_id":%q,"endpoint":"/v1/chat/completions","completion_window":"24h"}`, file)
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/batches", strings.NewReader(body))
+	if err != nil {
+		return j, err
+	}
+	return j, tryAsk(request, &j)
 }
 
 func get(t *testing.T, base, id string) (j job) {
@@ -263,7 +302,7 @@ func ended(j job) bool {
 	return j.Status == "completed" || j.Status == "failed" || j.Status == "expired" || j.Status == "cancelled"
 }
 
-// mustHaveEach fails unless the output file has each of n lines once, in order. It holds one of them in memory.
+// mustHaveEach fails unless the output file has each of n lines once, in order, with an answer to its request. It holds one of them in memory.
 func mustHaveEach(t *testing.T, base string, j job, n int) {
 	t.Helper()
 	if j.Status != "completed" || j.Counts.Completed != n || j.Counts.Total != n || j.ErrorFileID != "" {
@@ -283,12 +322,20 @@ func mustHaveEach(t *testing.T, base string, j job, n int) {
 	for ; results.More(); i++ {
 		var result struct {
 			CustomID string `json:"custom_id"`
+			Response struct {
+				Status    int    `json:"status_code"`
+				RequestID string `json:"request_id"`
+				Body      struct{ ID string }
+			}
 		}
 		if err := results.Decode(&result); err != nil {
 			t.Fatalf("line %d: %v", i, err)
 		}
 		if want := fmt.Sprintf("line-%d", i); result.CustomID != want {
 			t.Fatalf("line %d is %s, want %s", i, result.CustomID, want)
+		}
+		if r := result.Response; r.Status != http.StatusOK || !strings.HasSuffix(r.RequestID, fmt.Sprintf("_%d", i)) || !strings.HasSuffix(r.Body.ID, r.RequestID) {
+			t.Fatalf("line %d has the answer %+v", i, r)
 		}
 	}
 	if i != n {
@@ -298,12 +345,7 @@ func mustHaveEach(t *testing.T, base string, j job, n int) {
 
 // TestKilled kills the batch server (kill -9) at random moments of its work. Every line has one result.
 func TestKilled(t *testing.T) {
-	url, requests := instant(t, func(ctx context.Context) {
-		select {
-		case <-ctx.Done():
-		case <-time.After(rand.N(20 * time.Millisecond)):
-		}
-	})
+	url, requests := instant(t, upTo(20*time.Millisecond))
 	data, n := t.TempDir(), *lineCount
 	running := launch(t, data, url)
 	base := "http://" + running.Addr("http")
@@ -341,7 +383,7 @@ func launch(t *testing.T, data, upstream string) harness.Program {
 
 func launchProgram(t *testing.T, what stack.Program) harness.Program {
 	t.Helper()
-	what.Grace = harness.Patience
+	what.Grace, what.ReadyTimeout = harness.Patience, harness.Patience
 	p, err := stack.Start(context.Background(), what)
 	if err != nil {
 		t.Fatal(err)
@@ -362,10 +404,13 @@ func TestManyLines(t *testing.T) {
 	base, n := "http://"+server.Addr("http"), *lineCount
 	file := upload(t, base, n)
 	begun, before := time.Now(), harness.CPUOf(t, server.PID())
-	j := await(t, base, create(t, base, file).ID, ended)
+	id := create(t, base, file).ID
+	await(t, base, id, func(j job) bool { return ended(j) || j.Counts.Completed >= n/10 })
+	early := harness.PeakOf(t, server.PID())
+	j := await(t, base, id, ended)
 	took, cpu := time.Since(begun), harness.CPUOf(t, server.PID())-before
 	peak := harness.PeakOf(t, server.PID())
-	t.Logf("%d lines in %v: %.0f lines/s for each core of the batch server; peak memory %d MiB", n, took.Round(time.Millisecond), float64(n)/cpu.Seconds(), peak)
+	t.Logf("%d lines in %v: %.0f lines/s for each core of the batch server; peak memory %d MiB, %d MiB after a tenth", n, took.Round(time.Millisecond), float64(n)/cpu.Seconds(), peak, early)
 	mustHaveEach(t, base, j, n)
 	if most := 200; peak > most {
 		t.Errorf("%d MiB of memory, want at most %d", peak, most)

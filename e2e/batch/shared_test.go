@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -20,12 +19,14 @@ import (
 // shared is a database and a bucket, which batch servers share.
 type shared struct {
 	database     *postgres.Server
+	objects      *s3.Server
 	file, bucket string
 }
 
 func newShared(t *testing.T) *shared {
 	t.Helper()
-	s := &shared{database: postgres.Start(t), file: filepath.Join(t.TempDir(), "database"), bucket: s3.Start(t).Bucket(t, "batches")}
+	s := &shared{database: postgres.Start(t), objects: s3.Start(t), file: filepath.Join(t.TempDir(), "database")}
+	s.bucket = s.objects.Bucket(t, "batches")
 	if err := os.WriteFile(s.file, []byte(s.database.Address()+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +34,7 @@ func newShared(t *testing.T) *shared {
 }
 
 func (s *shared) program(upstream string) stack.Program {
-	return stack.Program{Name: "batch", Path: filepath.Join(harness.BinDir, "batch"),
+	return stack.Program{Name: "batch", Path: filepath.Join(harness.BinDir, "batch"), Env: s3.Credentials(),
 		Args: []string{"--database-file=" + s.file, "--bucket=" + s.bucket, "--upstream=" + upstream, "--port=0", "--metrics-port=0"}}
 }
 
@@ -50,12 +51,7 @@ func TestSharedOpenAIClient(t *testing.T) {
 func TestSharedKilled(t *testing.T) {
 	const lines, servers, deaths = 6000, 3, 4
 	s := newShared(t)
-	url, requests := instant(t, func(ctx context.Context) {
-		select {
-		case <-ctx.Done():
-		case <-time.After(rand.N(20 * time.Millisecond)):
-		}
-	})
+	url, requests := instant(t, upTo(20*time.Millisecond))
 	running := make([]harness.Program, servers)
 	for i := range running {
 		running[i] = launchProgram(t, s.program(url))

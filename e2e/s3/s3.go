@@ -19,13 +19,26 @@ const patience = 2 * time.Minute
 
 // Server is a running server.
 type Server struct {
+	program string
 	address string
 	dir     string
 	process *exec.Cmd
 	ended   chan struct{}
 }
 
-// Start starts a server, which runs until the end of the test, and sets the credentials in the environment.
+// Credentials returns the environment of a program that uses the server.
+func Credentials() []string { return []string{"AWS_ACCESS_KEY_ID=key", "AWS_SECRET_ACCESS_KEY=secret"} }
+
+// SetCredentials has this process use the server until the end of the test, which cannot be parallel.
+func SetCredentials(t *testing.T) {
+	t.Helper()
+	for _, variable := range Credentials() {
+		name, value, _ := strings.Cut(variable, "=")
+		t.Setenv(name, value)
+	}
+}
+
+// Start starts a server, which runs until the end of the test.
 func Start(t *testing.T) *Server {
 	t.Helper()
 	_, file, _, _ := runtime.Caller(0)
@@ -36,22 +49,17 @@ func Start(t *testing.T) *Server {
 		}
 		t.Skipf("%v (make .tools/gofakes3 builds it)", err)
 	}
-	t.Setenv("AWS_ACCESS_KEY_ID", "key")
-	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	s := &Server{dir: t.TempDir()}
-	t.Cleanup(func() {
-		_ = s.process.Process.Kill() // it may have ended
-		<-s.ended
-	})
-	s.launch(t, program, "127.0.0.1:0")
+	s := &Server{program: program, dir: t.TempDir()}
+	t.Cleanup(s.Kill)
+	s.launch(t, "127.0.0.1:0")
 	return s
 }
 
 var port = regexp.MustCompile(`using port: (\d+)`)
 
-func (s *Server) launch(t *testing.T, program, at string) {
+func (s *Server) launch(t *testing.T, at string) {
 	t.Helper()
-	process := exec.Command(program, "-host="+at, "-backend=bolt", "-bolt.db="+filepath.Join(s.dir, "objects.db"))
+	process := exec.Command(s.program, "-host="+at, "-backend=bolt", "-bolt.db="+filepath.Join(s.dir, "objects.db"))
 	log, err := process.StderrPipe()
 	if err == nil {
 		err = process.Start()
@@ -78,6 +86,18 @@ func (s *Server) launch(t *testing.T, program, at string) {
 	case <-time.After(patience):
 		t.Fatal("the server does not say its port")
 	}
+}
+
+// Kill kills the server. What it has confirmed stays.
+func (s *Server) Kill() {
+	_ = s.process.Process.Kill() // it may have ended
+	<-s.ended
+}
+
+// Restart starts the server again at its address, after Kill.
+func (s *Server) Restart(t *testing.T) {
+	t.Helper()
+	s.launch(t, s.address)
 }
 
 // Bucket makes a bucket, and returns its address.
