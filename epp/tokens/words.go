@@ -64,7 +64,7 @@ func shortSum(lo, hi uint64) uint64 {
 }
 
 func (s *shortWord) holds(lo, hi uint64, length int) bool {
-	return s.lo^lo|s.hi^hi|uint64(s.length)^uint64(length) == 0
+	return (s.lo^lo)|(s.hi^hi)|(uint64(s.length)^uint64(length)) == 0
 }
 
 func (s *longWord) holds(word []byte) bool {
