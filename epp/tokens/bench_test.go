@@ -38,7 +38,7 @@ func cpu(b *testing.B) time.Duration {
 // the fastest of all rounds.
 func BenchmarkAppend(b *testing.B) {
 	texts, others := benchTexts(b), otherTexts(b)
-	for _, family := range []string{"qwen2_5", "llama3_1", "deepseek_v3"} {
+	for _, family := range []string{"qwen2_5", "llama3_1", "deepseek_v3", "gemma3", "llama2"} {
 		tokenizer := readFile(b, tokenizerFile(b, family))
 		for name, text := range texts {
 			data := []byte(text)

@@ -12,12 +12,13 @@ type bpe struct {
 	whole  *vocabulary // words that are one token
 
 	bytes    bool
-	byteIDs  [256]uint32     // bytes: id, or none
-	byteRank []uint32        // bytes: ranks of pairs of them, the first one in the upper bits; nil if some byte has no id
-	runeIDs  map[rune]uint32 // code points that are tokens
-	fallback [256]uint32     // code points that are none: ids of their bytes, or none
-	unknown  uint32          // id of unknown characters, or none
-	fuse     bool            // unknown characters in sequence are one token
+	byteIDs  [256]uint32           // bytes: id, or none
+	byteRank []uint32              // bytes: ranks of pairs of them, the first one in the upper bits; nil if some byte has no id
+	runeIDs  map[rune]uint32       // code points that are tokens
+	lowIDs   [utf8.RuneSelf]uint32 // those of ASCII again: ids, or none
+	fallback [256]uint32           // code points that are none: ids of their bytes, or none
+	unknown  uint32                // id of unknown characters, or none
+	fuse     bool                  // unknown characters in sequence are one token
 }
 
 // none stands for an id that a vocabulary lacks.
@@ -82,6 +83,8 @@ func (m *bpe) characters(dst []uint32, word []byte) []uint32 {
 		id, size := uint32(none), 1
 		if m.bytes {
 			id = m.byteIDs[word[0]]
+		} else if word[0] < utf8.RuneSelf {
+			id = m.lowIDs[word[0]]
 		} else {
 			var r rune
 			r, size = utf8.DecodeRune(word)

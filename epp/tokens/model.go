@@ -16,43 +16,47 @@ type model interface {
 	known(word []byte, h uint64) (id uint32, ok bool)
 }
 
-// readModel reads the model and its vocabulary.
-func readModel(data []byte, byteLevel bool) (model, map[string]uint32, error) {
+// readModel reads the model, its vocabulary, and where words can be cut.
+func readModel(data []byte, byteLevel bool) (model, map[string]uint32, *joints, error) {
 	var kind struct {
 		Type string `json:"type"`
 	}
 	if err := json.Unmarshal(data, &kind); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	switch kind.Type {
 	case "BPE", "":
 		var f fileModel
 		if err := json.Unmarshal(data, &f); err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		m, err := newBPE(&f, byteLevel)
-		return m, f.Vocab, err
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		return m, f.Vocab, newJoints(&f, m), nil
 	case "Unigram":
 		var f fileUnigram
 		if err := json.Unmarshal(data, &f); err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		if byteLevel {
-			return nil, nil, errors.New("the model Unigram is not supported with a ByteLevel pre-tokenizer")
+			return nil, nil, nil, errors.New("the model Unigram is not supported with a ByteLevel pre-tokenizer")
 		}
-		return newUnigram(&f)
+		m, vocab, err := newUnigram(&f)
+		return m, vocab, nil, err
 	case "WordPiece":
 		var f fileWordPiece
 		if err := json.Unmarshal(data, &f); err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		if byteLevel {
-			return nil, nil, errors.New("the model WordPiece is not supported with a ByteLevel pre-tokenizer")
+			return nil, nil, nil, errors.New("the model WordPiece is not supported with a ByteLevel pre-tokenizer")
 		}
 		m, err := newWordPiece(&f)
-		return m, f.Vocab, err
+		return m, f.Vocab, nil, err
 	}
-	return nil, nil, fmt.Errorf("type %q is not supported", kind.Type)
+	return nil, nil, nil, fmt.Errorf("type %q is not supported", kind.Type)
 }
 
 func newBPE(f *fileModel, byteLevel bool) (*bpe, error) {
@@ -95,6 +99,12 @@ func newBPE(f *fileModel, byteLevel bool) (*bpe, error) {
 		}
 		if r, size := utf8.DecodeRuneInString(text); size == len(text) && size > 0 && !byteLevel {
 			m.runeIDs[r] = id
+		}
+	}
+	for b := range m.lowIDs {
+		m.lowIDs[b] = none
+		if id, ok := m.runeIDs[rune(b)]; ok {
+			m.lowIDs[b] = id
 		}
 	}
 	for i, merge := range f.Merges {

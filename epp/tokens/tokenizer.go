@@ -20,6 +20,7 @@ type Tokenizer struct {
 	splits      []split
 	scan        *scanner // does all splits at once; nil if they are not of that kind
 	model       model
+	joints      *joints // where words are cut; nil: nowhere
 
 	before, after []uint32 // special tokens around a text
 	beginning     bool     // what a text begins with has other ids than the same elsewhere
@@ -118,7 +119,11 @@ func (e *encoder) pieces(text []byte) {
 // piece applies the steps of pre-tokenization from one on, and the model to what they make.
 func (e *encoder) piece(step int, text []byte) {
 	if step == len(e.splits) {
-		e.word(text)
+		if e.joints != nil {
+			e.joined(text)
+		} else {
+			e.word(text)
+		}
 		return
 	}
 	s := &e.splits[step]
@@ -134,6 +139,11 @@ func (e *encoder) piece(step int, text []byte) {
 		return
 	}
 	if s.keep != isolated {
+		// Gemma's looks for spaces, of which its normalizer leaves none.
+		if _, _, ok := s.pattern.Next(text, 0); !ok && !s.invert {
+			e.piece(step+1, text)
+			return
+		}
 		s.each(text, func(piece []byte) { e.piece(step+1, piece) })
 		return
 	}

@@ -1,0 +1,108 @@
+package tokens
+
+import "unicode/utf8"
+
+// joints are the places at which a word of code points can be cut, and its parts be merged by themselves, without other ids: between two
+// characters that are not side by side in anything that merging makes. Models that come from SentencePiece have no pre-tokenization, so their
+// words are whole texts, but nearly all of their tokens are of one word with the space before it, and of one kind of characters.
+type joints struct {
+	cut   [jointClasses][jointClasses]bool
+	known map[rune]uint32 // characters that are tokens
+}
+
+// Classes of characters: those of ASCII by themselves, what stands for a space, and all others.
+const (
+	markClass    = utf8.RuneSelf
+	otherClass   = utf8.RuneSelf + 1
+	jointClasses = utf8.RuneSelf + 2
+)
+
+// mark stands for a space.
+const mark = '▁'
+
+// newJoints returns the joints of a model, nil if it has none.
+func newJoints(f *fileModel, m *bpe) *joints {
+	if m.bytes || f.IgnoreMerges { // with ignore_merges a text of several words may be a token that no merge makes
+		return nil
+	}
+	made := map[uint32]bool{m.unknown: m.unknown != none} // tokens whose text is not that of the characters they are made of
+	for _, id := range m.fallback {
+		made[id] = id != none
+	}
+	var joined [jointClasses][jointClasses]bool
+	for _, merge := range f.Merges {
+		if made[f.Vocab[merge.left]] || made[f.Vocab[merge.right]] {
+			return nil
+		}
+		before := -1
+		for _, r := range merge.left + merge.right {
+			class := classOf(r)
+			if before >= 0 {
+				joined[before][class] = true
+			}
+			before = class
+		}
+	}
+	// Only between characters that are tokens: others are dropped, or come later than those after them.
+	known := [jointClasses]bool{otherClass: true} // as far as can be said here
+	for r, id := range m.runeIDs {
+		if made[id] {
+			return nil
+		}
+		known[classOf(r)] = true
+	}
+	j, any := &joints{known: m.runeIDs}, false
+	for before := range known {
+		for after := range otherClass {
+			if known[before] && known[after] && !joined[before][after] {
+				j.cut[before][after], any = true, true
+			}
+		}
+	}
+	if !any {
+		return nil
+	}
+	return j
+}
+
+func classOf(r rune) int {
+	switch {
+	case r < utf8.RuneSelf:
+		return int(r)
+	case r == mark:
+		return markClass
+	}
+	return otherClass
+}
+
+// knows reports whether the last character of a text is a token.
+func (j *joints) knows(text []byte) bool {
+	r, _ := utf8.DecodeLastRune(text)
+	_, ok := j.known[r]
+	return ok
+}
+
+// joined appends the ids of a word, part by part.
+func (e *encoder) joined(word []byte) {
+	before, n, done := otherClass, 0, 0
+	for at := 0; at < len(word); {
+		class, size := int(word[at]), 1
+		if class >= utf8.RuneSelf {
+			var r rune
+			r, size = utf8.DecodeRune(word[at:])
+			class = classOf(r)
+		}
+		if at > 0 && e.joints.cut[before][class] && (before != otherClass || e.joints.knows(word[:at])) {
+			e.ends[n] = at
+			if n++; n == len(e.ends) {
+				done, n = e.append(word, done, e.ends[:n]), 0
+			}
+		}
+		before = class
+		at += size
+	}
+	if n > 0 {
+		done = e.append(word, done, e.ends[:n])
+	}
+	e.word(word[done:])
+}
