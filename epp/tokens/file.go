@@ -174,7 +174,7 @@ func (f *file) tokenizer() (*Tokenizer, error) {
 		return nil, fmt.Errorf("pre_tokenizer: %w", err)
 	}
 	var vocab map[string]uint32
-	if t.model, vocab, t.joints, err = readModel(f.Model, byteLevel); err != nil {
+	if t.model, vocab, t.boundaries, err = readModel(f.Model, byteLevel); err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
 	if err := t.addTokens(f.AddedTokens, vocab); err != nil {

@@ -29,7 +29,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// FuzzAppend makes ids of any text: the same ones when words are cached, cut at their joints, and all steps of pre-tokenization are
+// FuzzAppend makes ids of any text: the same ones when words are cached, cut at boundaries, and all steps of pre-tokenization are
 // done at once, as without.
 func FuzzAppend(f *testing.F) {
 	for _, text := range smallTexts() {
@@ -55,7 +55,7 @@ func FuzzAppend(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		for i := range cold {
-			cold[i].idle, cold[i].scan, cold[i].joints = nil, nil, nil
+			cold[i].idle, cold[i].scan, cold[i].boundaries = nil, nil, nil
 			want := cold[i].Append(nil, []byte(text), true)
 			prefix := []uint32{7}
 			got := warm[i].Append(prefix, []byte(text), true)

@@ -17,7 +17,7 @@ type model interface {
 }
 
 // readModel reads the model, its vocabulary, and where words can be cut.
-func readModel(data []byte, byteLevel bool) (model, map[string]uint32, *joints, error) {
+func readModel(data []byte, byteLevel bool) (model, map[string]uint32, *boundaries, error) {
 	var kind struct {
 		Type string `json:"type"`
 	}
@@ -34,7 +34,7 @@ func readModel(data []byte, byteLevel bool) (model, map[string]uint32, *joints, 
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		return m, f.Vocab, newJoints(&f, m), nil
+		return m, f.Vocab, newBoundaries(&f, m), nil
 	case "Unigram":
 		var f fileUnigram
 		if err := json.Unmarshal(data, &f); err != nil {

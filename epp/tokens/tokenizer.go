@@ -20,7 +20,7 @@ type Tokenizer struct {
 	splits      []split
 	scan        *scanner // does all splits at once; nil if they are not of that kind
 	model       model
-	joints      *joints // where words are cut; nil: nowhere
+	boundaries  *boundaries // where words are cut; nil: nowhere
 
 	before, after []uint32 // special tokens around a text
 	beginning     bool     // what a text begins with has other ids than the same elsewhere
@@ -119,8 +119,8 @@ func (e *encoder) pieces(text []byte) {
 // piece applies the steps of pre-tokenization from one on, and the model to what they make.
 func (e *encoder) piece(step int, text []byte) {
 	if step == len(e.splits) {
-		if e.joints != nil {
-			e.joined(text)
+		if e.boundaries != nil {
+			e.cutWord(text)
 		} else {
 			e.word(text)
 		}

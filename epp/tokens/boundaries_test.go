@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// jointFile returns a file of byte-pair encoding of code points, with the characters of a string and with merges.
-func jointFile(t *testing.T, characters string, merges []string, more object) []byte {
+// boundaryFile returns a file of byte-pair encoding of code points, with the characters of a string and with merges.
+func boundaryFile(t *testing.T, characters string, merges []string, more object) []byte {
 	t.Helper()
 	vocab := map[string]int{"<unk>": 0, "<0xC3>": 1, "<0xA9>": 2}
 	for _, r := range characters {
@@ -32,25 +32,25 @@ func jointFile(t *testing.T, characters string, merges []string, more object) []
 	return data
 }
 
-// TestJoints compares the ids of texts that are cut at their joints with those of whole texts: with merges across them, characters that are no
+// TestBoundaries compares the ids of texts that are cut at boundaries with those of whole texts: with merges across them, characters that are no
 // tokens and of which some have tokens of their bytes, and more cuts than are made at once.
-func TestJoints(t *testing.T) {
-	data := jointFile(t, "ab▁>1(ü", []string{"a b", "▁ a", "▁a b", "▁ ▁", "> ▁", ">▁ (", "b (", "ü b", "a ü", "( ▁"}, nil)
+func TestBoundaries(t *testing.T) {
+	data := boundaryFile(t, "ab▁>1(ü", []string{"a b", "▁ a", "▁a b", "▁ ▁", "> ▁", ">▁ (", "b (", "ü b", "a ü", "( ▁"}, nil)
 	at, one := mustRead(t, data), mustRead(t, data)
-	if at.joints == nil {
-		t.Fatal("there are no joints")
+	if at.boundaries == nil {
+		t.Fatal("there are no boundaries")
 	}
-	one.joints = nil
+	one.boundaries = nil
 	for pair, want := range map[string]bool{"b▁": true, "▁a": false, ">▁": false, "▁>": true, "11": true, "b(": false, "(b": true, "üb": false, "ü▁": true, "aü": false, "1ü": false, "1x": false, "x1": false, "éa": true} {
 		r := []rune(pair)
-		if got := at.joints.cut[classOf(r[0])][classOf(r[1])]; got != want {
+		if got := at.boundaries.cut[classOf(r[0])][classOf(r[1])]; got != want {
 			t.Errorf("between the characters of %q: cut %v, want %v", pair, got, want)
 		}
 	}
 	mustBeOfWhole(t, at, one)
-	dropping := jointFile(t, "ab▁", []string{"a b", "▁ a"}, object{"unk_token": json.RawMessage("null"), "byte_fallback": json.RawMessage("false")})
+	dropping := boundaryFile(t, "ab▁", []string{"a b", "▁ a"}, object{"unk_token": json.RawMessage("null"), "byte_fallback": json.RawMessage("false")})
 	at, one = mustRead(t, dropping), mustRead(t, dropping)
-	one.joints = nil
+	one.boundaries = nil
 	mustBeOfWhole(t, at, one)
 }
 
@@ -71,21 +71,21 @@ func mustBeOfWhole(t *testing.T, at, one *Tokenizer) {
 	}
 }
 
-// TestNoJoints: models whose words cannot be cut, or need not be.
-func TestNoJoints(t *testing.T) {
+// TestNoBoundaries: models whose words cannot be cut, or need not be.
+func TestNoBoundaries(t *testing.T) {
 	bytes, err := os.ReadFile("testdata/small/bytelevel.json")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, data := range map[string][]byte{
-		"ignore_merges":                     jointFile(t, "ab▁", []string{"a b"}, object{"ignore_merges": json.RawMessage("true")}),
-		"tokens of bytes are merged":        jointFile(t, "ab▁", []string{"<0xC3> <0xA9>"}, nil),
-		"unknown characters are merged":     jointFile(t, "ab▁", []string{"<unk> a"}, nil),
-		"everything is merged":              jointFile(t, "a", []string{"a a"}, object{"vocab": json.RawMessage(`{"<unk>":0,"中":1,"文":2,"中文":3}`), "merges": json.RawMessage(`["中 文"]`)}),
+		"ignore_merges":                     boundaryFile(t, "ab▁", []string{"a b"}, object{"ignore_merges": json.RawMessage("true")}),
+		"tokens of bytes are merged":        boundaryFile(t, "ab▁", []string{"<0xC3> <0xA9>"}, nil),
+		"unknown characters are merged":     boundaryFile(t, "ab▁", []string{"<unk> a"}, nil),
+		"everything is merged":              boundaryFile(t, "a", []string{"a a"}, object{"vocab": json.RawMessage(`{"<unk>":0,"中":1,"文":2,"中文":3}`), "merges": json.RawMessage(`["中 文"]`)}),
 		"bytes, with steps that make words": bytes,
 	} {
-		if at := mustRead(t, data); at.joints != nil {
-			t.Errorf("%s: there are joints", name)
+		if at := mustRead(t, data); at.boundaries != nil {
+			t.Errorf("%s: there are boundaries", name)
 		}
 	}
 }

@@ -2,26 +2,26 @@ package tokens
 
 import "unicode/utf8"
 
-// joints are the places at which a word of code points can be cut, and its parts be merged by themselves, without other ids: between two
+// boundaries are the places at which a word of code points can be cut, and its parts be merged by themselves, without other ids: between two
 // characters that are not side by side in anything that merging makes. Models that come from SentencePiece have no pre-tokenization, so their
 // words are whole texts, but nearly all of their tokens are of one word with the space before it, and of one kind of characters.
-type joints struct {
-	cut   [jointClasses][jointClasses]bool
+type boundaries struct {
+	cut   [boundaryClasses][boundaryClasses]bool
 	known map[rune]uint32 // characters that are tokens
 }
 
 // Classes of characters: those of ASCII by themselves, what stands for a space, and all others.
 const (
-	markClass    = utf8.RuneSelf
-	otherClass   = utf8.RuneSelf + 1
-	jointClasses = utf8.RuneSelf + 2
+	markClass       = utf8.RuneSelf
+	otherClass      = utf8.RuneSelf + 1
+	boundaryClasses = utf8.RuneSelf + 2
 )
 
 // mark stands for a space.
 const mark = '▁'
 
-// newJoints returns the joints of a model, nil if it has none.
-func newJoints(f *fileModel, m *bpe) *joints {
+// newBoundaries returns the boundaries of a model, nil if it has none.
+func newBoundaries(f *fileModel, m *bpe) *boundaries {
 	if m.bytes || f.IgnoreMerges { // with ignore_merges a text of several words may be a token that no merge makes
 		return nil
 	}
@@ -29,7 +29,7 @@ func newJoints(f *fileModel, m *bpe) *joints {
 	for _, id := range m.fallback {
 		made[id] = id != none
 	}
-	var joined [jointClasses][jointClasses]bool
+	var joined [boundaryClasses][boundaryClasses]bool
 	for _, merge := range f.Merges {
 		if made[f.Vocab[merge.left]] || made[f.Vocab[merge.right]] {
 			return nil
@@ -44,25 +44,25 @@ func newJoints(f *fileModel, m *bpe) *joints {
 		}
 	}
 	// Only between characters that are tokens: others are dropped, or come later than those after them.
-	known := [jointClasses]bool{otherClass: true} // as far as can be said here
+	known := [boundaryClasses]bool{otherClass: true} // as far as can be said here
 	for r, id := range m.runeIDs {
 		if made[id] {
 			return nil
 		}
 		known[classOf(r)] = true
 	}
-	j, any := &joints{known: m.runeIDs}, false
+	b, any := &boundaries{known: m.runeIDs}, false
 	for before := range known {
 		for after := range otherClass {
 			if known[before] && known[after] && !joined[before][after] {
-				j.cut[before][after], any = true, true
+				b.cut[before][after], any = true, true
 			}
 		}
 	}
 	if !any {
 		return nil
 	}
-	return j
+	return b
 }
 
 func classOf(r rune) int {
@@ -76,14 +76,14 @@ func classOf(r rune) int {
 }
 
 // knows reports whether the last character of a text is a token.
-func (j *joints) knows(text []byte) bool {
+func (b *boundaries) knows(text []byte) bool {
 	r, _ := utf8.DecodeLastRune(text)
-	_, ok := j.known[r]
+	_, ok := b.known[r]
 	return ok
 }
 
-// joined appends the ids of a word, part by part.
-func (e *encoder) joined(word []byte) {
+// cutWord appends the ids of a word, part by part.
+func (e *encoder) cutWord(word []byte) {
 	before, n, done := otherClass, 0, 0
 	for at := 0; at < len(word); {
 		class, size := int(word[at]), 1
@@ -92,7 +92,7 @@ func (e *encoder) joined(word []byte) {
 			r, size = utf8.DecodeRune(word[at:])
 			class = classOf(r)
 		}
-		if at > 0 && e.joints.cut[before][class] && (before != otherClass || e.joints.knows(word[:at])) {
+		if at > 0 && e.boundaries.cut[before][class] && (before != otherClass || e.boundaries.knows(word[:at])) {
 			e.ends[n] = at
 			if n++; n == len(e.ends) {
 				done, n = e.append(word, done, e.ends[:n]), 0
