@@ -113,6 +113,8 @@ var simulatedOnly = map[string]string{
 	`HungEngine`:                           "it stops one of two engines of a role; the pair stops its own",
 	`Killed|SharedKilled|ManyLines`:        "it is about the batch server, whose requests any engine answers",
 	`OpenAIClientQuota|Command|Queue\w+|Webhook`: "likewise",
+	`Faults|FaultTable|LargeFile|PartsKilled`:    "likewise",
+	`BatchYields|Interference`:                   "it needs to know how much engines can do",
 	`WideExpertParallelism`:                      "it needs 128 engines",
 	`Bad\w+|HeldBodies|HeadersWithoutEnd`:        "it is about clients that never get as far as an engine",
 	`Security\w+|ThreatsPage`:                    "the hostile peers that it is about are its own; TestForeignHandoff and the pair have what engines die of",
@@ -122,7 +124,7 @@ var simulatedOnly = map[string]string{
 
 // suitesOfTheirOwn are the packages below e2e that choose their engines themselves, and those that hold no tests of the
 // whole system.
-var suitesOfTheirOwn = []string{"answer", "calibrate", "conformance", "connectors", "controlplane", "dropin", "image", "kube", "kvcache", "matrix", "otlp", "realengine", "release", "sglang", "vllm"}
+var suitesOfTheirOwn = []string{"answer", "calibrate", "conformance", "connectors", "controlplane", "dropin", "image", "kube", "kvcache", "matrix", "otlp", "policies", "realengine", "release", "sglang", "vllm"}
 
 // TestEveryTestIsListedForRealEngines holds the two lists to the tests that there are.
 func TestEveryTestIsListedForRealEngines(t *testing.T) {
