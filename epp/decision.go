@@ -229,17 +229,12 @@ func (o *Outcome) TTFT() (took time.Duration, ok bool) {
 	if o.Phases == nil {
 		return 0, false
 	}
-	first, ok := o.Phases.Get(pd.PhaseFirst)
-	if !ok {
+	if _, ok := o.Phases.Get(pd.PhaseFirst); !ok {
 		return 0, false
 	}
-	took = first
-	for _, ph := range [...]pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhaseEncode, pd.PhasePrefill, pd.PhaseHandoff} {
-		before, _ := o.Phases.Get(ph)
-		took += before
-	}
-	overlap, _ := o.Phases.Get(pd.PhaseOverlap)
-	return max(0, took-overlap), true
+	picker, _ := o.Phases.Get(pd.PhaseEPP)
+	after, _ := o.Phases.Get(pd.PhaseDecode)
+	return max(0, picker+o.Phases.Sum()-after), true
 }
 
 // Observer gets the outcome of every request, with its decision.
