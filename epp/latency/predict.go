@@ -134,7 +134,8 @@ func (m *Model) Expect(now time.Time, d *epp.Decision) (expected epp.Expected) {
 // Work is what the prompt of a request takes of the endpoint that computes it.
 type Work struct {
 	At      *epp.Endpoint // nil: its pick noted nothing
-	Own     time.Duration // that it is computed
+	Tokens  int           // that it computes
+	Own     time.Duration // that this takes
 	Stalled time.Duration // by which the answers that the endpoint generates come later meanwhile, all together
 }
 
@@ -149,17 +150,16 @@ func (m *Model) Work(now time.Time, d *epp.Decision) (w Work) {
 	if p.Seen == nil {
 		return w
 	}
-	w.At = p.Endpoints[0]
 	of := part{d.Tokens, p.Seen.Cached, p.Seen.Loads}
 	if p == &d.Picks[0] {
 		of = ofFirst(d)
 	}
-	x := loadOf(&p.Seen.Load, p.Seen.InFlight, of)
+	w.At, w.Tokens = p.Endpoints[0], of.own()
 	curves, _ := m.curvesAt(w.At, now)
 	terms := promptTerms(of, 0, 0)
 	terms[0] = 0 // it takes nothing of the endpoint
 	w.Own = seconds(curves.prompt.w.dot(&terms))
-	w.Stalled = time.Duration(x.answers * float64(w.Own))
+	w.Stalled = time.Duration(answersOf(&p.Seen.Load, p.Seen.InFlight) * float64(w.Own))
 	return w
 }
 

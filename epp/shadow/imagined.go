@@ -2,7 +2,6 @@ package shadow
 
 import (
 	"math"
-	"slices"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -16,12 +15,12 @@ import (
 // Prompts are two queues for each endpoint, of the work that each configuration has given it. Both are modelled alike, one prompt after the other, so
 // that their difference is that of the decisions alone. Answers begin and end elsewhere at the same times.
 type imagined struct {
-	endpoints []*others                    // by slot
-	elsewhere map[*epp.Decision][2]*others // endpoints that generate answers: by what was done, and by the shadow
+	endpoints []*deviation                    // by slot
+	elsewhere map[*epp.Decision][2]*deviation // endpoints that generate answers: by what was done, and by the shadow
 }
 
-// others is the difference of an endpoint.
-type others struct {
+// deviation is by how much the load in flight to one endpoint would differ.
+type deviation struct {
 	of           *epp.Endpoint
 	at           time.Time     // of the queues
 	live, shadow time.Duration // work of the prompts in the queues
@@ -37,63 +36,54 @@ const mostElsewhere = 1 << 16
 // recent is the share of its weight that a prompt keeps at the next one.
 const recent = 0.98
 
-// at returns the difference of an endpoint at a time.
-func (m *imagined) at(now time.Time, e *epp.Endpoint) *others {
+// at returns the deviation of an endpoint at a time.
+func (m *imagined) at(now time.Time, e *epp.Endpoint) *deviation {
 	if n := e.Slot + 1 - len(m.endpoints); n > 0 {
-		m.endpoints = append(m.endpoints, make([]*others, n)...)
+		m.endpoints = append(m.endpoints, make([]*deviation, n)...)
 	}
-	o := m.endpoints[e.Slot]
-	if o == nil || !o.of.Is(e) {
-		o = &others{of: e}
-		m.endpoints[e.Slot] = o
+	d := m.endpoints[e.Slot]
+	if d == nil || !d.of.Is(e) {
+		d = &deviation{of: e}
+		m.endpoints[e.Slot] = d
 	}
-	o.until(now)
-	return o
+	d.until(now)
+	return d
 }
 
 // until has an endpoint compute prompts until a time.
-func (o *others) until(now time.Time) {
-	done := max(0, now.Sub(o.at))
-	o.live, o.shadow, o.at = max(0, o.live-done), max(0, o.shadow-done), now
+func (d *deviation) until(now time.Time) {
+	done := max(0, now.Sub(d.at))
+	d.live, d.shadow, d.at = max(0, d.live-done), max(0, d.shadow-done), now
 }
 
 // add adds what was decided about a request, and what prompts take of their endpoints.
 func (m *imagined) add(c *sched.Comparison, live, shadow *latency.Work) {
 	if live.At != nil {
-		o := m.at(c.Now, live.At)
-		o.live += live.Own
-		o.seen(c.Live.Tokens-cached(c.Live, live.At), live.Own)
+		d := m.at(c.Now, live.At)
+		d.live += live.Own
+		d.seen(live)
 	}
 	if shadow.At != nil {
-		o := m.at(c.Now, shadow.At)
-		o.shadow += shadow.Own
-		o.seen(c.Shadow.Tokens-cached(c.Shadow, shadow.At), shadow.Own)
+		d := m.at(c.Now, shadow.At)
+		d.shadow += shadow.Own
+		d.seen(shadow)
 	}
 	if c.Live == nil || c.Shadow == nil || len(m.elsewhere) == mostElsewhere {
 		return
 	}
 	if from, to := c.Live.First()[0], c.Shadow.First()[0]; !from.Is(to) {
 		if m.elsewhere == nil {
-			m.elsewhere = map[*epp.Decision][2]*others{}
+			m.elsewhere = map[*epp.Decision][2]*deviation{}
 		}
-		two := [2]*others{m.at(c.Now, from), m.at(c.Now, to)}
+		two := [2]*deviation{m.at(c.Now, from), m.at(c.Now, to)}
 		two[0].answers--
 		two[1].answers++
 		m.elsewhere[c.Live] = two
 	}
 }
 
-// cached returns how many tokens of a prompt the endpoint has that computes it.
-func cached(d *epp.Decision, at *epp.Endpoint) int {
-	i := slices.IndexFunc(d.Picks, func(p epp.StagePick) bool { return p.Endpoints[0].Is(at) && p.Row.Split })
-	if i < 0 {
-		return d.Cached
-	}
-	return d.Picks[i].Seen.Cached
-}
-
-func (o *others) seen(tokens int, work time.Duration) {
-	o.prompts, o.tokens, o.work = recent*o.prompts+1, recent*o.tokens+float64(max(0, tokens)), recent*o.work+work.Seconds()
+func (d *deviation) seen(w *latency.Work) {
+	d.prompts, d.tokens, d.work = recent*d.prompts+1, recent*d.tokens+float64(w.Tokens), recent*d.work+w.Own.Seconds()
 }
 
 // end notes that the answer to a request has ended.
@@ -114,18 +104,18 @@ func (m *imagined) apply(now time.Time, all []epp.Candidate) {
 		if c.Endpoint.Slot >= len(m.endpoints) {
 			continue
 		}
-		o := m.endpoints[c.Endpoint.Slot]
-		if o == nil || !o.of.Is(c.Endpoint) {
+		d := m.endpoints[c.Endpoint.Slot]
+		if d == nil || !d.of.Is(c.Endpoint) {
 			continue
 		}
-		o.until(now)
-		more, requests := (o.shadow - o.live).Seconds(), o.answers
-		if o.work > 0 && !c.Endpoint.Role.Has(pd.RoleDecode) {
-			requests += int(math.Round(more / o.work * o.prompts))
+		d.until(now)
+		more, requests := (d.shadow - d.live).Seconds(), d.answers
+		if d.work > 0 && !c.Endpoint.Role.Has(pd.RoleDecode) {
+			requests += int(math.Round(more / d.work * d.prompts))
 		}
 		c.InFlight.Requests = max(0, c.InFlight.Requests+requests)
-		if o.work > 0 {
-			c.InFlight.Tokens = max(0, c.InFlight.Tokens+int(more/o.work*o.tokens))
+		if d.work > 0 {
+			c.InFlight.Tokens = max(0, c.InFlight.Tokens+int(more/d.work*d.tokens))
 		}
 	}
 }

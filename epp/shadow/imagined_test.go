@@ -20,7 +20,7 @@ func TestImaginedQueues(t *testing.T) {
 	const work = 500 * time.Millisecond
 	for range 8 { // four in the time of two
 		c := &sched.Comparison{Now: now, Live: decision(1000, 0, decode, a), Shadow: decision(1000, 0, decode, b)}
-		m.add(c, &latency.Work{At: a, Own: work}, &latency.Work{At: b, Own: work})
+		m.add(c, &latency.Work{At: a, Tokens: 1000, Own: work}, &latency.Work{At: b, Tokens: 1000, Own: work})
 		now = now.Add(work / 2)
 	}
 	see := func() (one, other epp.InFlight) {

@@ -91,12 +91,7 @@ func (r *Report) Imagine(now time.Time, all []epp.Candidate) {
 func (r *Report) Compared(c *sched.Comparison) {
 	kind := kindOf(c.Live, c.Shadow)
 	var live, shadow epp.Expected
-	var works [2]latency.Work
-	for i, d := range []*epp.Decision{c.Live, c.Shadow} {
-		if d != nil {
-			works[i] = r.model.Work(c.Now, d)
-		}
-	}
+	done, imagined := r.work(c.Now, c.Live), r.work(c.Now, c.Shadow)
 	if kind != Refused {
 		live, shadow = r.model.Expect(c.Now, c.Live), r.model.Expect(c.Now, c.Shadow)
 	}
@@ -119,9 +114,9 @@ func (r *Report) Compared(c *sched.Comparison) {
 	t.picks++
 	stalled := 0.0
 	if r.tokens > 0 {
-		stalled = (works[0].Stalled - works[1].Stalled).Seconds() * r.answers / r.tokens
+		stalled = (done.Stalled - imagined.Stalled).Seconds() * r.answers / r.tokens
 	}
-	r.imagined.add(c, &works[0], &works[1])
+	r.imagined.add(c, &done, &imagined)
 	if kind != Refused {
 		t.add(live, shadow, stalled)
 		r.all.picks++
@@ -137,6 +132,14 @@ func (r *Report) Compared(c *sched.Comparison) {
 	}
 	r.ring[r.next] = d
 	r.next = (r.next + 1) % latest
+}
+
+// work returns what the prompt of a request takes by a decision; nothing if that refuses it.
+func (r *Report) work(now time.Time, d *epp.Decision) (w latency.Work) {
+	if d != nil {
+		w = r.model.Work(now, d)
+	}
+	return w
 }
 
 // kindOf says in what two decisions differ. A refused one is nil.
