@@ -37,32 +37,6 @@ const (
 	goalTPOT       = 80  // ms
 )
 
-const interferenceConfig = `apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-featureGates: [flowControl]
-plugins:
-- type: disagg-profile-handler
-  parameters: {deciders: {prefill: prefix-based-pd-decider}}
-- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: %d}}
-- type: approx-prefix-cache-producer
-- type: inflight-load-producer
-- type: decode-filter
-- type: prefill-filter
-- type: active-request-scorer
-- type: token-load-scorer
-- type: max-score-picker
-- {type: concurrency-detector, parameters: {maxConcurrency: %d}}
-%s
-schedulingProfiles:
-- name: decode
-  plugins: [{pluginRef: decode-filter}, {pluginRef: active-request-scorer}, {pluginRef: max-score-picker}]
-- name: prefill
-  plugins: [{pluginRef: prefill-filter}, {pluginRef: token-load-scorer}, {pluginRef: max-score-picker}]
-flowControl:
-  defaultRequestTTL: 30s
-  saturationDetector: {pluginRef: concurrency-detector}
-`
-
 const batchObjective = `apiVersion: llm-d.ai/v1alpha2
 kind: InferenceObjective
 metadata: {name: batch}
@@ -84,7 +58,7 @@ func newSharedStack(t *testing.T, reporter string) *overloadStack {
 }
 
 func sharedConfig(reporter string) string {
-	return fmt.Sprintf(interferenceConfig, harness.Threshold, sharedSeqs, reporter)
+	return waitingConfig(sharedSeqs, reporter, "")
 }
 
 // online returns a request of a client that waits.

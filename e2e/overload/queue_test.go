@@ -29,8 +29,9 @@ const (
 // other one, and wants answers that are twice as long.
 var queueFlows = []string{"greedy", "b", "greedy", "c", "d"}
 
-// queueConfig has requests wait while the decode endpoints run as many as they can. The holdback leaves one place of 96 for important ones.
-const queueConfig = `apiVersion: llm-d.ai/v1alpha1
+// waitingConfig has requests wait while each decode endpoint runs as many as it can. It takes more plugins, and more of flowControl.
+func waitingConfig(concurrency int, plugins, flowControl string) string {
+	return fmt.Sprintf(`apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 featureGates: [flowControl]
 plugins:
@@ -45,8 +46,7 @@ plugins:
 - type: token-load-scorer
 - type: max-score-picker
 - {type: concurrency-detector, parameters: {maxConcurrency: %d}}
-- {type: priority-holdback-policy, parameters: {minCeiling: 0.98}}
-- type: served-tokens-fairness-policy
+%s
 schedulingProfiles:
 - name: decode
   plugins: [{pluginRef: decode-filter}, {pluginRef: active-request-scorer}, {pluginRef: max-score-picker}]
@@ -54,12 +54,20 @@ schedulingProfiles:
   plugins: [{pluginRef: prefill-filter}, {pluginRef: token-load-scorer}, {pluginRef: max-score-picker}]
 flowControl:
   defaultRequestTTL: 30s
-  maxFlowRequests: %d
-  usageLimitPolicyPluginRef: priority-holdback-policy
   saturationDetector: {pluginRef: concurrency-detector}
+%s`, harness.Threshold, concurrency, plugins, flowControl)
+}
+
+// Fair shares of what the pool does. The holdback leaves one place of 96 for important requests.
+const (
+	queuePlugins = `- {type: priority-holdback-policy, parameters: {minCeiling: 0.98}}
+- type: served-tokens-fairness-policy`
+	queueFlowControl = `  maxFlowRequests: %d
+  usageLimitPolicyPluginRef: priority-holdback-policy
   priorityBands: [{priority: 10}]
   defaultPriorityBand: {fairnessPolicyRef: served-tokens-fairness-policy}
 `
+)
 
 // queueObjective is the priority of important requests.
 const queueObjective = `apiVersion: llm-d.ai/v1alpha2
@@ -143,7 +151,7 @@ func TestQueues(t *testing.T) {
 	}
 	seqs, _ := queueSizes()
 	o := newOverloadStack(t, overloadLayout{prefills: queuePrefills, seqs: seqs, flags: []string{"--policy-file=" + policy},
-		config: fmt.Sprintf(queueConfig, harness.Threshold, seqs, queueWaiting)})
+		config: waitingConfig(seqs, queuePlugins, fmt.Sprintf(queueFlowControl, queueWaiting))})
 	settle, measured, alone := time.Second, 2*time.Second, time.Second
 	if overloadTimed() {
 		settle, measured, alone = 5*time.Second, 20*time.Second, *overloadFor/2
