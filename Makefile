@@ -104,7 +104,7 @@ calibrate-vllm: modules .tools/vllm .tools/tinymodel ## compare tandem replay wi
 calibrate-sglang: modules .tools/sglang .tools/tinymodel ## compare tandem replay with a real pair of SGLang engines under a trace (CALIBRATE)
 	@cd e2e/calibrate && $(LONG) '^TestReplayOfRealEngines$$' -timeout=1h . -args -calibrate=sglang -calibrate.for=$(CALIBRATE)
 
-ROUNDS ?= 8
+ROUNDS ?= 6
 .PHONY: test-policies
 test-policies: modules .tools/vllm .tools/tinymodel ## compare the cost decision with fixed rules on a real pair of vLLM engines (ROUNDS)
 	@cd e2e/policies && $(LONG) '^TestPoliciesOnRealEngines$$' -timeout=2h . -args -policies=vllm -policies.rounds=$(ROUNDS)

@@ -1,11 +1,9 @@
 package policies
 
 import (
-	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +11,6 @@ import (
 	"strconv"
 	"sync"
 	"testing"
-	"text/tabwriter"
 
 	"go.uber.org/goleak"
 
@@ -25,7 +22,7 @@ import (
 
 var (
 	kind     = flag.String("policies", "", "the engines of TestPoliciesOnRealEngines: vllm (make test-policies)")
-	rounds   = flag.Int("policies.rounds", 8, "rounds of each policy")
+	rounds   = flag.Int("policies.rounds", 6, "rounds of each side of a comparison")
 	requests = flag.Int("policies.requests", 60, "requests of a round")
 	rate     = flag.Float64("policies.rate", 2, "requests in a second")
 )
@@ -43,54 +40,83 @@ const (
 	outputs = "8-64"
 )
 
-// policy is what decides, and a stack with it.
-type policy struct {
-	name   string
-	args   []string // of tandem up
-	url    string
-	rounds map[string][]float64 // by figure, in the order of the rounds
-	remote int                  // of all requests
-}
-
-// figures are those that are compared, all in ms: smaller is better.
+// figures are those that are compared. Each round has enough requests for all of them.
 var figures = []string{"ttft_p50_ms", "ttft_p95_ms", "itl_p95_ms", "e2e_p50_ms", "e2e_p95_ms"}
 
-// confidence is that of the intervals by which a policy is called worse than another one.
-const confidence = 0.95
-
-// TestPoliciesOnRealEngines: the cost decision is never the worst of the policies, and not worse than the best one with confidence, in any of the
-// figures of a mixed load.
+// TestPoliciesOnRealEngines: under a mixed load the cost decision is worse than no other policy in any of the figures, as tandem load judges.
 func TestPoliciesOnRealEngines(t *testing.T) {
 	if *kind == "" {
 		t.Skip("make test-policies runs it")
 	}
 	realengine.Require(t, *kind)
 	prefill, decode := startVLLM(t)
-	cost, err := filepath.Abs(filepath.Join("..", "..", "cmd", "tandem", "replay", "cost.yaml"))
+	up := func(name, decider string) string {
+		p := harness.Start(t, stack.Program{Name: "tandem up, " + name, Path: filepath.Join(harness.BinDir, "tandem"), ReadyTimeout: harness.Patience,
+			Args: []string{"up", "--listen=127.0.0.1:0", "--engine=" + *kind, "--prefill-engine=" + prefill, "--decode-engine=" + decode, decider}})
+		return "http://" + p.Addr("http")
+	}
+	config, err := filepath.Abs(filepath.Join("..", "..", "cmd", "tandem", "replay", "cost.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := []*policy{
-		{name: "cost", args: []string{"--picker-config=" + cost}},
-		{name: "always local", args: []string{"--threshold=0"}},
-		{name: "always remote", args: []string{"--threshold=1"}},
-		{name: "threshold 16", args: []string{"--threshold=16"}},
-	}
-	for _, p := range all {
-		p.rounds = map[string][]float64{}
-		up := harness.Start(t, stack.Program{Name: "tandem up, " + p.name, Path: filepath.Join(harness.BinDir, "tandem"), ReadyTimeout: harness.Patience,
-			Args: append([]string{"up", "--listen=127.0.0.1:0", "--engine=" + *kind, "--prefill-engine=" + prefill, "--decode-engine=" + decode}, p.args...)})
-		p.url = "http://" + up.Addr("http")
-		p.load(t, 0) // what it learns first, and the first contact of the engines, are not compared
-	}
-	for i := range *rounds {
-		for j := range all {
-			p := all[(i+j)%len(all)]
-			p.load(t, i+1).into(p)
+	cost := up("cost", "--picker-config="+config)
+	load(t, "--url="+cost, "--rounds=1") // what it learns first, and the first contact of the engines, are not compared
+	for _, other := range []struct{ name, threshold string }{{"always local", "0"}, {"always remote", "1"}, {"threshold 16", "16"}} {
+		fmt.Printf("\ncost against %s\n", other.name)
+		for _, d := range load(t, "--url="+cost, "--against="+up(other.name, "--threshold="+other.threshold), "--rounds="+strconv.Itoa(*rounds)) {
+			if d.Verdict != "better" && d.Verdict != "no difference" {
+				t.Errorf("%s against %s: %s: %.1f, and %.1f", d.Metric, other.name, d.Verdict, d.First, d.Second)
+			}
 		}
 	}
-	show(all)
-	judge(t, all)
+}
+
+// difference is one of a comparison.
+type difference struct {
+	Metric, Verdict string
+	First, Second   float64
+}
+
+// load runs tandem load, which prints what it measures, and returns the differences of the figures if it compares.
+func load(t *testing.T, more ...string) (all []difference) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "load.json")
+	command := exec.CommandContext(t.Context(), filepath.Join(harness.BinDir, "tandem"), append([]string{"load", "--api=completions",
+		"--rate=" + strconv.FormatFloat(*rate, 'g', -1, 64), "--requests=" + strconv.Itoa(*requests), "--duration=10m", "--input-tokens=" + inputs, "--output-tokens=" + outputs,
+		"--json=" + file}, more...)...)
+	command.Stdout, command.Stderr = os.Stdout, os.Stderr
+	if err := command.Run(); err != nil {
+		t.Fatalf("tandem load: %v", err)
+	}
+	text, err := os.ReadFile(file)
+	var r struct {
+		Points []struct {
+			Sides      []struct{ Requests, Answered int }
+			Comparison *struct{ Differences []difference }
+		}
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &r)
+	}
+	if err != nil || len(r.Points) != 1 {
+		t.Fatalf("%v: tandem load wrote %s", err, text)
+	}
+	for _, side := range r.Points[0].Sides {
+		if side.Answered != side.Requests {
+			t.Errorf("%d of %d requests were answered", side.Answered, side.Requests)
+		}
+	}
+	if r.Points[0].Comparison == nil {
+		return nil
+	}
+	for _, name := range figures {
+		i := slices.IndexFunc(r.Points[0].Comparison.Differences, func(d difference) bool { return d.Metric == name })
+		if i < 0 {
+			t.Fatalf("tandem load does not compare %s: %s", name, text)
+		}
+		all = append(all, r.Points[0].Comparison.Differences[i])
+	}
+	return all
 }
 
 // startVLLM starts a pair of vLLM engines, and returns their addresses.
@@ -120,143 +146,4 @@ func startVLLM(t *testing.T) (prefill, decode string) {
 		t.FailNow()
 	}
 	return engines[vllm.Prefill].Address(), engines[vllm.Decode].Address()
-}
-
-// report is what tandem load writes of a round, as far as it is compared.
-type report struct {
-	Points []struct {
-		Sides []struct {
-			Requests, Answered int
-			Decisions          []struct {
-				Decision string
-				Count    int
-			}
-			Rounds []struct{ Figures map[string]float64 }
-		}
-	}
-}
-
-// load sends one round. The seed gives the same lengths and arrivals to every policy.
-func (p *policy) load(t *testing.T, seed int) *report {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "load.json")
-	command := exec.CommandContext(t.Context(), filepath.Join(harness.BinDir, "tandem"), "load", "--url="+p.url, "--api=completions",
-		"--rate="+strconv.FormatFloat(*rate, 'g', -1, 64), "--requests="+strconv.Itoa(*requests), "--duration=10m", "--seed="+strconv.Itoa(seed+1), "--rounds=1",
-		"--warmup=4", "--input-tokens="+inputs, "--output-tokens="+outputs, "--json="+file)
-	if out, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("tandem load of %s: %v\n%s", p.name, err, out)
-	}
-	text, err := os.ReadFile(file)
-	var r report
-	if err == nil {
-		err = json.Unmarshal(text, &r)
-	}
-	if err != nil || len(r.Points) != 1 || len(r.Points[0].Sides) != 1 || len(r.Points[0].Sides[0].Rounds) != 1 {
-		t.Fatalf("%v: tandem load wrote %s", err, text)
-	}
-	if side := &r.Points[0].Sides[0]; side.Answered != side.Requests {
-		t.Fatalf("%s: %d of %d requests were answered", p.name, side.Answered, side.Requests)
-	}
-	return &r
-}
-
-// into adds the figures of a round.
-func (r *report) into(p *policy) {
-	side := &r.Points[0].Sides[0]
-	for _, name := range figures {
-		p.rounds[name] = append(p.rounds[name], side.Rounds[0].Figures[name])
-	}
-	for _, d := range side.Decisions {
-		if d.Decision == "remote" {
-			p.remote += d.Count
-		}
-	}
-}
-
-// show prints the medians of the rounds.
-func show(all []*policy) {
-	fmt.Printf("%d rounds of %d requests, %g a second, %s and %s tokens; medians, ms\n", *rounds, *requests, *rate, inputs, outputs)
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(w, "policy\tremote\t")
-	for _, name := range figures {
-		fmt.Fprint(w, name[:len(name)-len("_ms")], "\t")
-	}
-	fmt.Fprintln(w)
-	for _, p := range all {
-		fmt.Fprintf(w, "%s\t%.0f %%\t", p.name, 100*float64(p.remote)/float64(*rounds**requests))
-		for _, name := range figures {
-			fmt.Fprintf(w, "%.1f\t", median(p.rounds[name]))
-		}
-		fmt.Fprintln(w)
-	}
-	w.Flush()
-}
-
-// judge fails where the first policy is the worst one, or worse than the best one with confidence.
-func judge(t *testing.T, all []*policy) {
-	t.Helper()
-	ours := all[0]
-	for _, name := range figures {
-		by := func(a, b *policy) int { return cmp.Compare(median(a.rounds[name]), median(b.rounds[name])) }
-		best, worst := slices.MinFunc(all, by), slices.MaxFunc(all[1:], by)
-		if ours.worse(best, name) {
-			t.Errorf("%s: %.1f, and %.1f with %s: that is more than the noise", name, median(ours.rounds[name]), median(best.rounds[name]), best.name)
-		}
-		if ours.worse(worst, name) {
-			t.Errorf("%s: %.1f, and %.1f with %s: it is the worst", name, median(ours.rounds[name]), median(worst.rounds[name]), worst.name)
-		}
-	}
-}
-
-// worse reports whether a figure of the policy is larger than that of another one with confidence, by the signs of the differences of the rounds:
-// of n rounds, so many are larger by chance with a probability of at most 1-confidence.
-func (p *policy) worse(than *policy, name string) bool {
-	larger, n := 0, 0
-	for i, v := range p.rounds[name] {
-		if other := than.rounds[name][i]; v != other {
-			n++
-			if v > other {
-				larger++
-			}
-		}
-	}
-	chance := 0.0
-	for k := larger; k <= n; k++ {
-		chance += math.Exp(choose(n, k) - float64(n)*math.Ln2)
-	}
-	return chance <= 1-confidence
-}
-
-// choose returns the logarithm of the number of ways to choose k of n.
-func choose(n, k int) float64 {
-	log := func(n int) float64 { v, _ := math.Lgamma(float64(n + 1)); return v }
-	return log(n) - log(k) - log(n-k)
-}
-
-func median(values []float64) float64 {
-	sorted := slices.Sorted(slices.Values(values))
-	if len(sorted) == 0 {
-		return math.NaN()
-	}
-	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
-}
-
-// TestWorse: seven larger ones of eight are no chance, six are.
-func TestWorse(t *testing.T) {
-	at := func(values ...float64) *policy { return &policy{rounds: map[string][]float64{"x": values}} }
-	than := at(1, 1, 1, 1, 1, 1, 1, 1)
-	for _, one := range []struct {
-		of   *policy
-		want bool
-	}{
-		{at(2, 2, 2, 2, 2, 2, 2, 2), true},
-		{at(2, 2, 0, 2, 2, 2, 2, 2), true},
-		{at(2, 2, 0, 0, 2, 2, 2, 2), false},
-		{at(0, 0, 0, 0, 0, 0, 0, 0), false},
-		{at(1, 1, 1, 1, 1, 1, 1, 1), false},
-	} {
-		if got := one.of.worse(than, "x"); got != one.want {
-			t.Errorf("%v: %v", one.of.rounds["x"], got)
-		}
-	}
 }
