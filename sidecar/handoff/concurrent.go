@@ -35,6 +35,7 @@ type legPair struct {
 	sent    time.Time
 
 	prefill       chan prefillResult // gets one result
+	prefillSpan   trace.Span
 	cancelPrefill context.CancelFunc
 	prefilled     *prefillResult // nil until it was taken off the channel
 	decode        *leg
@@ -50,10 +51,11 @@ type legPair struct {
 
 // prefillResult is how a prefill leg ended.
 type prefillResult struct {
-	status int
-	of     dialect.Handoff
-	err    error
-	at     time.Time
+	status    int
+	of        dialect.Handoff
+	err       error
+	at        time.Time
+	cancelled error // why the leg was cancelled; nil if it was not
 }
 
 // runConcurrent runs both legs at once, candidate by candidate. Its results are those of tryCandidates; with reason "" the
@@ -161,7 +163,7 @@ func (p *legPair) startPrefill(leg request.Payload) {
 	header := x.legHeader()
 	header["Accept-Encoding"] = transport.Identity
 	setHeaders(p.attempt, pd.RolePrefill, header)
-	ctx, span := x.legs.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
+	ctx, p.prefillSpan = x.legs.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
 		attribute.String("server.address", p.target.Host), attribute.Int("server.port", int(p.target.Port)))
 	inflight := x.legs.Metrics.Inflight.WithLabelValues("prefill")
 	inflight.Inc()
@@ -175,13 +177,11 @@ func (p *legPair) startPrefill(leg request.Payload) {
 		v.over(status != 0)
 		inflight.Dec()
 		x.legs.Metrics.leg("prefill", status, time.Since(p.sent))
-		failure := err
-		if errors.Is(err, context.Canceled) && context.Cause(ctx) == errLegEnded {
-			failure = nil // not prefill's: its answer is not needed, or decode's leg has failed
+		r := prefillResult{status: status, of: of, err: err, at: time.Now()}
+		if errors.Is(err, context.Canceled) {
+			r.cancelled = context.Cause(ctx)
 		}
-		describeLeg(span, status, failure)
-		span.End()
-		p.prefill <- prefillResult{status, of, err, time.Now()}
+		p.prefill <- r
 	}()
 }
 
@@ -220,6 +220,12 @@ func (p *legPair) end() {
 func (p *legPair) prefillEnded(r prefillResult) error {
 	p.endWatch()
 	p.prefilled = &r
+	failure := r.err
+	if r.cancelled == errLegEnded || r.cancelled != nil && p.x.Client.End == pd.EndDone {
+		failure = nil // not prefill's: its answer is not needed, or decode's leg has failed
+	}
+	describeLeg(p.prefillSpan, r.status, failure)
+	p.prefillSpan.End(trace.WithTimestamp(r.at))
 	p.x.record.leg("prefill", p.target.String(), p.sent, r.at, r.status, r.err)
 	if r.err == nil && r.of != nil {
 		p.x.handoff.of = r.of
