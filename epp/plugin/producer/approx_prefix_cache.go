@@ -14,8 +14,8 @@ import (
 
 // ApproxPrefixCache estimates how much of a prompt each endpoint has in its prefix cache, from the prompts that this
 // picker sent there. It learns a prompt at the pick, so the second of two equal prompts in a burst already finds it. It does
-// not see what engines evict, nor what other replicas of the picker send. llm-d also compares the last part of a prompt that is
-// shorter than a block. Several such producers have an index each. A plugin that names none reads the one that is named after its
+// not see what engines evict, nor what other replicas of the picker send. llm-d compares the first 131,072 tokens, and also the last
+// part of a prompt that is shorter than a block. Several such producers have an index each. A plugin that names none reads the one that is named after its
 // type, as in llm-d, or else the first of the file, where llm-d adds one of that name.
 type ApproxPrefixCache struct {
 	// AutoTune takes the size of each endpoint's cache from its metrics page, and the length of its blocks. Where the page does not
@@ -31,8 +31,9 @@ type ApproxPrefixCache struct {
 	// MaxPrefixBlocksToMatch is the largest number of blocks of a prompt that are compared, if maxPrefixTokensToMatch is 0.
 	// Default 2048; 0 = no limit.
 	MaxPrefixBlocksToMatch int `yaml:"maxPrefixBlocksToMatch"`
-	// MaxPrefixTokensToMatch is the largest number of tokens of a prompt that are compared. Default 131072; with 0,
-	// maxPrefixBlocksToMatch applies.
+	// MaxPrefixTokensToMatch is the largest number of tokens of a prompt that are compared; with 0, maxPrefixBlocksToMatch applies.
+	// What is longer counts as not cached. Default 1048576, where llm-d compares 131072: of conversations longer than that, every turn would
+	// seem to need the computing of all that is beyond.
 	MaxPrefixTokensToMatch int `yaml:"maxPrefixTokensToMatch"`
 	// LRUCapacityPerServer is how many blocks the picker remembers for an endpoint whose cache size is unknown, at most
 	// 16777216. A block takes 9 to 30 bytes of the picker's memory. Default 31250.
@@ -52,7 +53,7 @@ const (
 // NewApproxPrefixCache returns the parameters with their defaults.
 func NewApproxPrefixCache() epp.Plugin {
 	return &ApproxPrefixCache{AutoTune: true, BlockSizeTokens: 16, MaxPrefixBlocksToMatch: 2048,
-		MaxPrefixTokensToMatch: 131072, LRUCapacityPerServer: 31250}
+		MaxPrefixTokensToMatch: 1 << 20, LRUCapacityPerServer: 31250}
 }
 
 // Problems implements epp.Plugin.

@@ -72,7 +72,7 @@ func TestApproxBlocks(t *testing.T) {
 		blockTokens, maxBlocks, maxTokens int
 		want                              epp.PromptSpec
 	}{
-		{"defaults", 16, 2048, 131072, epp.PromptSpec{Tokens: 16, Max: 8192}},
+		{"defaults", 16, 2048, 1 << 20, epp.PromptSpec{Tokens: 16, Max: 65536}},
 		{"tokens win", 64, 10, 1000, epp.PromptSpec{Tokens: 64, Max: 15}},
 		{"blocks without tokens", 1, 10, 0, epp.PromptSpec{Tokens: 1, Max: 10}},
 	} {
