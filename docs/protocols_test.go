@@ -24,6 +24,7 @@ import (
 func TestProtocols(t *testing.T) {
 	replaceBetween(t, "docs/protocols.md", "split requests", splitTable(t))
 	replaceBetween(t, "docs/protocols.md", "failures", failureTables(t))
+	replaceBetween(t, "docs/protocols.md", "pairs", pairTable(t))
 	replaceBetween(t, "docs/protocols.md", "suites", suiteTable(t))
 }
 
@@ -252,6 +253,56 @@ func matrixStates(t *testing.T, file string) map[string][]matrixBlock {
 		}
 	}
 	return states
+}
+
+// pairTable shows what sidecar's TestEveryPair saw: the settings as rows, the engines as columns.
+func pairTable(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "sidecar", "testdata", "pairs.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var engines, settings []string
+	cells := map[[2]string]string{}
+	for _, section := range strings.Split("\n"+string(text), "\n== ")[1:] {
+		engine, lines, _ := strings.Cut(section, " ==\n")
+		engines = append(engines, engine)
+		for line := range strings.Lines(lines) {
+			setting, seen, ok := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
+			planned, rest, cuts := strings.Cut(seen, "; ")
+			if !ok || !cuts {
+				t.Fatalf("pairs.txt: not read: %s", line)
+			}
+			_, found, _ := strings.Cut(rest, ", ")
+			switch found = strings.TrimSuffix(found, " is found out"); {
+			case found != "":
+				planned += " (" + found + ")"
+			case slices.Contains(ownSettings[engine], setting):
+				planned = "**" + planned + "**"
+			}
+			if !slices.Contains(settings, setting) {
+				settings = append(settings, setting)
+			}
+			cells[[2]string{setting, engine}] = planned
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n| `--kv-connector` | %s |\n|---|%s\n", strings.Join(engines, " | "), strings.Repeat("---|", len(engines)))
+	for _, setting := range settings {
+		fmt.Fprintf(&b, "| `%s` |", strings.ReplaceAll(setting, " ", " --"))
+		for _, engine := range engines {
+			fmt.Fprintf(&b, " %s |", cells[[2]string{setting, engine}])
+		}
+		b.WriteString("\n")
+	}
+	return b.String() + "\n"
+}
+
+// ownSettings are the settings for the engines of pairs.txt.
+var ownSettings = map[string][]string{
+	"vLLM, NixlConnector": {"nixlv2"}, "vLLM, NixlPushConnector": {"nixl-push"}, "vLLM, MoRIIOConnector, read_mode": {"moriio"},
+	"vLLM, MoRIIOConnector": {"moriio moriio-write-mode", "moriio moriio-write-mode moriio-parallel-dispatch"},
+	"SGLang":                {"sglang"}, "TensorRT-LLM": {"trtllm", "trtllm-generation-first"},
 }
 
 // suiteTable lists what was seen on which engines.

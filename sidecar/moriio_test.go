@@ -182,11 +182,13 @@ func (m moriioMode) pair(t *testing.T, prefill, decode sim.Config) (p, d *server
 	t.Helper()
 	prefill.KV.MoRIIO, decode.KV.MoRIIO = sim.MoRIIOConfig{Mode: m.mode, Producer: true}, sim.MoRIIOConfig{Mode: m.mode}
 	p, d = startSim(t, prefill), startSim(t, decode)
-	return p, d, startRig(t, addrOf(d), set(func(c *Config) {
+	s = startRig(t, addrOf(d), set(func(c *Config) {
 		c.Engine.Connector, c.MoRIIO.Local, c.MoRIIO.Write, c.MoRIIO.Parallel = "moriio", "127.0.0.1", m.mode == sim.MoRIIOWrite, m.parallel
 		c.MoRIIO.DecodeNotify, c.MoRIIO.DecodeHandshake = d.Engine.NotifyPort(), sidePort(t, d)
 		c.MoRIIO.PrefillNotify, c.MoRIIO.PrefillHandshake = p.Engine.NotifyPort(), sidePort(t, p)
 	}))
+	s.Recognize(within(t)) // its request must not take a fault that is for another
+	return p, d, s
 }
 
 func sidePort(t *testing.T, s *server.Server) int {

@@ -275,6 +275,13 @@ func identify(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, pd.SidecarIdentity) // the client may have left
 }
 
+// Recognize waits until the local engine has said which protocol it speaks, and its test is over, or until ctx ends.
+func (s *Server) Recognize(ctx context.Context) {
+	for _, r := range s.ranks {
+		r.legs.Recognize(ctx)
+	}
+}
+
 // Recent has what happened to the latest requests, for the admin port; nil if that is not kept.
 func (s *Server) Recent() *recent.Store[*handoff.Record] { return s.recent }
 

@@ -196,6 +196,8 @@ func (m *moriio) read(s *core.Sequence) {
 		if s.Prompt-s.Computed > 1 {
 			m.counts.foreign++
 			m.overwrite(local)
+			legOf(s).external = s.Prompt - s.Computed - 1 // the last token is computed here
+			s.Usage.Cached = s.Prompt - 1
 			m.core.Arrived(s, s.Prompt)
 			return
 		}

@@ -229,7 +229,17 @@ func (s *fixture) notice() {
 func startFixture(t *testing.T, r row) *fixture {
 	t.Helper()
 	s := startEngines(t, r)
+	if !r.protocol.tested {
+		s.addFaults(t, r)
+		s.startSidecar(t, r)
+		return s
+	}
 	s.startSidecar(t, r)
+	s.Recognize(within(t)) // else the sidecar's own request could take the fault
+	if n := s.decode.load().requests; n != 1 {
+		t.Fatalf("the sidecar has tested its engine with %d requests", n)
+	}
+	s.addFaults(t, r)
 	return s
 }
 
@@ -265,6 +275,12 @@ func startEngines(t *testing.T, r row) *fixture {
 		s.decode = startEngine(t, sim.Config{ScaleOut: true, KV: sim.KVConfig{HandshakeTimeout: reach, Push: r.protocol.pushes}, Transfer: sim.TransferConfig{Fetch: s.link.fetch, ServeSideChannel: true}}, decode...)
 	}
 	t.Cleanup(s.link.repair)
+	return s
+}
+
+// addFaults has the engines fail as the row says.
+func (s *fixture) addFaults(t *testing.T, r row) {
+	t.Helper()
 	for e, f := range map[*engine]fault.Fault{s.prefill[0]: r.prefill, s.decode: r.decode} {
 		if f.Fault == "" {
 			continue
@@ -276,7 +292,6 @@ func startEngines(t *testing.T, r row) *fixture {
 			t.Fatal(err)
 		}
 	}
-	return s
 }
 
 // fronts are what makes the engines speak a made-up protocol.

@@ -50,6 +50,7 @@ func TestSidecarKilled(t *testing.T) {
 func (r row) kill(t *testing.T, dir string) {
 	t.Helper()
 	s := startEngines(t, r)
+	s.addFaults(t, r)
 	what, err := stack.Sidecar(dir, s.decode.addr())
 	if err != nil {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ import (
 var (
 	moriioRead = &protocol{name: "moriio-read", dialect: moriioDialect(dialect.MoRIIO{}), text: "testdata/moriio-read.txt", head: moriioReadHead,
 		list: moriioFailures, effects: moriioReadEffects(), ways: ways, start: startMoRIIO(sim.MoRIIORead), configure: configureMoRIIO(false), apis: moriioAPIs, firstEvents: firstEvents}
-	moriioWritten = &protocol{name: "moriio-write", dialect: moriioDialect(dialect.MoRIIO{Write: true}), text: "testdata/moriio-write.txt", head: moriioWriteHead,
+	moriioWritten = &protocol{name: "moriio-write", tested: true, dialect: moriioDialect(dialect.MoRIIO{Write: true}), text: "testdata/moriio-write.txt", head: moriioWriteHead,
 		list: moriioWriteFailures, effects: effects, ways: ways, start: startMoRIIO(sim.MoRIIOWrite), configure: configureMoRIIO(true), apis: moriioAPIs, firstEvents: firstEvents}
 )
 

@@ -17,6 +17,7 @@ type protocol struct {
 	name    string          // in the names of rows; "" for vLLM's
 	dialect dialect.Dialect // nil: vLLM's with NIXL
 	pushes  bool            // vLLM's simulated engines push
+	tested  bool            // the sidecar has the decode engine answer a request of its own when it starts
 	notices bool            // the sidecar can tell prefill engines itself that a hand-off is not read
 	text    string          // the file that shows the tables
 	head    string          // its first paragraphs

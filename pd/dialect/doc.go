@@ -10,7 +10,7 @@
 // implement, hold everything else: [Releaser], [RequestReleaser], [OnceReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked], [LocalRanker],
 // [Rerouter], [Aborter], [HeaderSetter], [Stripper], [Controller], [Pusher], [HeaderStripper], [Fitter], [PerChoice], [Checker],
 // [EncodingReader], [Moded], [Splitter], [Finisher], [IdleLimiter], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [RankRefuser], [Noticer]. A [Recognizer] tells by an engine's pages
-// that the engine speaks another protocol (recognize.go).
+// that the engine speaks another protocol (recognize.go); [TestAlone] finds out by a request whether it serves requests alone (alone.go).
 //
 // Protocols map to these interfaces as follows:
 //

@@ -65,8 +65,12 @@ func (e *localEngine) doubt() {
 // whole reports whether the local engine serves requests alone, without a prefill engine, as one of another protocol than the dialect is
 // taken to do. The error says why that is not known.
 func (legs *Legs) whole(ctx context.Context) (bool, error) {
+	wrong := legs.checkLocal(ctx)
+	if legs.aloneBy() == dialect.NeverAlone {
+		return false, nil
+	}
 	d, ok := legs.Dialect.(dialect.Moded)
-	if !ok || legs.checkLocal(ctx) != nil {
+	if !ok || wrong != nil {
 		return true, nil
 	}
 	if mode := legs.localEngine.mode.Load(); mode != nil && legs.Now().Sub(mode.asked) < modeTrust {

@@ -18,6 +18,7 @@ import (
 // concurrent use.
 type protocolList struct {
 	recognizer dialect.Recognizer // nil: no engine is asked
+	untold     bool               // the local engine is tested also if it speaks the protocol
 	over       func(transport.Engine, pd.Role) transport.Engine
 	now        func() time.Time
 	log        *slog.Logger
@@ -42,6 +43,8 @@ type askedEngine struct {
 	again  time.Time     // when it is asked again
 	asking bool          // a goroutine asks it
 	first  chan struct{} // closed when it was asked for the first time
+	alone  dialect.Alone // of the local engine, by its last test that showed it
+	tested chan struct{} // closed when the local engine was tested for the first time
 	used   time.Time     // when a leg to it was last wanted
 }
 
@@ -54,6 +57,9 @@ const (
 	protocolRetry = time.Second
 	// protocolPatience is how long a request waits for an engine to say what it is. One that is busy gets the leg.
 	protocolPatience = transport.ProbeTimeout
+	// aloneTimeout is how long the local engine has to answer a test, and how long a request waits for its first one: the engine serves the
+	// two in this order.
+	aloneTimeout = modeTimeout
 	// protocolForget is how long an engine is counted that gets no requests: its pod may be gone.
 	protocolForget = 10 * time.Minute
 	// maxPartners bounds how many engines are remembered. Where no shared secret is required, clients may name any address that is
@@ -65,6 +71,7 @@ func newProtocolList(c Config, open context.Context, work *sync.WaitGroup) *prot
 	l := &protocolList{now: c.Now, log: c.Log, open: open, work: work, engines: map[partner]*askedEngine{}}
 	if l.over = c.Ask; l.over != nil {
 		l.recognizer, _ = c.Dialect.(dialect.Recognizer)
+		l.untold = dialect.Untold(c.Dialect)
 	}
 	return l
 }
@@ -76,20 +83,31 @@ func (l *protocolList) check(ctx context.Context, p partner, e transport.Engine)
 		return nil
 	}
 	known := l.use(p, e)
-	select {
-	case <-known.first:
-	default:
-		patience := time.NewTimer(protocolPatience)
-		defer patience.Stop()
-		select {
-		case <-known.first:
-		case <-patience.C:
-		case <-ctx.Done():
-		}
-	}
+	await(ctx, known.first, protocolPatience)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if known.told && p.role == pd.RoleDecode && (l.untold || known.wrong != nil) {
+		l.mu.Unlock()
+		await(ctx, known.tested, aloneTimeout)
+		l.mu.Lock()
+	}
 	return known.wrong
+}
+
+// await waits for a channel to be closed, for some time at most.
+func await(ctx context.Context, closed <-chan struct{}, patience time.Duration) {
+	select {
+	case <-closed:
+		return
+	default:
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-closed:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // use returns what is known of an engine that a leg is for, and has it asked if that is due.
@@ -102,7 +120,7 @@ func (l *protocolList) use(p partner, e transport.Engine) *askedEngine {
 		if len(l.engines) >= maxPartners {
 			clear(l.engines)
 		}
-		known = &askedEngine{first: make(chan struct{})}
+		known = &askedEngine{first: make(chan struct{}), tested: make(chan struct{})}
 		l.engines[p] = known
 	}
 	known.used = now
@@ -113,13 +131,40 @@ func (l *protocolList) use(p partner, e transport.Engine) *askedEngine {
 	return known
 }
 
-// ask asks an engine which protocol it speaks.
+// ask asks an engine which protocol it speaks, and tests the local engine.
 func (l *protocolList) ask(p partner, e transport.Engine, known *askedEngine) {
 	e = l.over(e, p.role)
-	err := l.recognizer.Recognize(l.open, func(ctx context.Context, path string) (int, []byte, error) { return e.Ask(ctx, path, modeTimeout) })
+	get := func(ctx context.Context, path string) (int, []byte, error) { return e.Ask(ctx, path, modeTimeout) }
+	err := l.recognizer.Recognize(l.open, get)
+	wrong := errors.Is(err, dialect.ErrWrongProtocol)
+	if p.role != pd.RoleDecode || !wrong && (err != nil || !l.untold) {
+		l.answered(p, known, err, dialect.AloneUnknown)
+		return
+	}
+	l.mu.Lock()
+	if err != nil {
+		l.note(p, known, err)
+	}
+	known.told = true
+	closeOnce(known.first)
+	l.mu.Unlock()
+	alone, shown := dialect.TestAlone(l.open, get, func(ctx context.Context, path string, body []byte) (int, []byte, error) {
+		return e.Post(ctx, path, body, aloneTimeout)
+	})
+	if errors.Is(shown, dialect.ErrWrongProtocol) {
+		err = shown
+	}
+	l.answered(p, known, err, alone)
+}
+
+// answered notes what an engine has said, and what a test has shown.
+func (l *protocolList) answered(p partner, known *askedEngine, err error, alone dialect.Alone) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	known.asking, known.asked = false, l.now()
+	if alone != dialect.AloneUnknown {
+		known.alone = alone
+	}
 	switch {
 	case err == nil:
 		known.again = known.asked.Add(protocolTrust)
@@ -130,10 +175,18 @@ func (l *protocolList) ask(p partner, e transport.Engine, known *askedEngine) {
 	default: // it is taken for what it was
 		known.again = known.asked.Add(protocolRetry)
 	}
+	closeOnce(known.first)
+	if known.told {
+		closeOnce(known.tested)
+	}
+}
+
+// closeOnce closes a channel that may be closed. The caller holds a lock that all who close it hold.
+func closeOnce(c chan struct{}) {
 	select {
-	case <-known.first:
+	case <-c:
 	default:
-		close(known.first)
+		close(c)
 	}
 }
 
@@ -193,10 +246,21 @@ func (legs *Legs) checkPrefill(ctx context.Context, t pd.Target) error {
 	return legs.protocols.check(ctx, partner{pd.RolePrefill, t}, legs.Prefill(t))
 }
 
+// aloneBy returns what a test of the local engine has shown.
+func (legs *Legs) aloneBy() dialect.Alone {
+	l := legs.protocols
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if known := l.engines[legs.local()]; known != nil {
+		return known.alone
+	}
+	return dialect.AloneUnknown
+}
+
 func (legs *Legs) local() partner { return partner{pd.RoleDecode, legs.localEngine.target} }
 
-// Recognize asks the local engine which protocol it speaks, until it answers or ctx ends, so that the log and the metrics tell it before
-// there is a request.
+// Recognize asks the local engine which protocol it speaks, and tests it, until it answers or ctx ends, so that the log and the metrics
+// tell it before there is a request.
 func (legs *Legs) Recognize(ctx context.Context) {
 	if legs.protocols.recognizer == nil {
 		return
@@ -212,12 +276,12 @@ func (legs *Legs) Recognize(ctx context.Context) {
 	}
 }
 
-// hasTold reports whether an engine has said what it is. If it has not, it is asked.
+// hasTold reports whether an engine has said what it is, and its test is over. If it has not, it is asked.
 func (l *protocolList) hasTold(p partner, e transport.Engine) bool {
 	known := l.use(p, e)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return known.told
+	return known.told && !known.asking
 }
 
 // Mismatches returns how many engines of a role speak another hand-off protocol than the sidecar.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -168,12 +169,20 @@ func TestProtocolForgetsPods(t *testing.T) {
 	withProtocolList(t, func(t *testing.T, f *protocolFixture) {
 		f.set(errAnotherEngine, 0)
 		f.check(t)
-		_ = f.protocolList.check(t.Context(), partner{pd.RoleDecode, prefillPartner.at}, transport.Engine{})
+		_ = f.protocolList.check(t.Context(), partner{pd.RoleDecode, prefillPartner.at}, transport.Engine{Transport: refuses{}})
 		<-time.After(protocolForget)
 		if prefill, decode := f.mismatches(pd.RolePrefill), f.mismatches(pd.RoleDecode); prefill != 0 || decode != 1 {
 			t.Errorf("%d prefill and %d decode engines", prefill, decode)
 		}
 	})
+}
+
+// refuses is an engine that takes no connections.
+type refuses struct{}
+
+// RoundTrip implements http.RoundTripper.
+func (refuses) RoundTrip(*http.Request) (*http.Response, error) {
+	return nil, errors.New("connection refused")
 }
 
 // BenchmarkProtocolCheck is what each request pays for an engine that is known.

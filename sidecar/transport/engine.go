@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -87,6 +88,26 @@ func (e Engine) Ask(ctx context.Context, path string, within time.Duration) (sta
 		page, err = ReadCapped(resp, maxPage)
 	}
 	return resp.StatusCode, page, err
+}
+
+// Post sends a body to the engine as JSON. The engine has this long to answer. The answer is nil unless the status is 200.
+func (e Engine) Post(ctx context.Context, path string, body []byte, within time.Duration) (status int, answer []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL+path, bytes.NewReader(body))
+	if err != nil {
+		return 0, nil, err
+	}
+	req.Header["User-Agent"], req.Header["Content-Type"] = []string{Agent}, []string{"application/json"}
+	resp, err := e.Transport.RoundTrip(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusOK {
+		answer, err = ReadCapped(resp, maxPage)
+	}
+	return resp.StatusCode, answer, err
 }
 
 // Scheme returns the beginning of an engine's URLs, by the TLS setup of its connections (nil = plaintext).
