@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/tandem/workload"
 	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/epp/plugin"
 	"github.com/tandem-serving/tandem/replay"
@@ -36,12 +39,15 @@ type hardwareFlags struct {
 }
 
 type adviceLoad struct {
-	TTFT     time.Duration `flag:"slo-ttft" arg:"DURATION" help:"a request counts if its first token comes within this time; 0: any"`
-	TPOT     time.Duration `flag:"slo-tpot" arg:"DURATION" help:"and if its further tokens come within this time each, on average; 0: any"`
-	Speed    float64       `flag:"speed" arg:"FACTOR" help:"2: requests come twice as fast as they came: advice for more traffic"`
-	Requests int           `flag:"requests" arg:"NUMBER" help:"use only the first ones. Default: all of a trace, those of a shape"`
-	Shape    string        `flag:"shape" arg:"NAME" help:"synthetic load of a well-known kind instead of a capture; replay.md lists them"`
-	Seed     int           `flag:"seed" arg:"NUMBER" help:"of all random numbers: the same seed gives the same output, byte by byte"`
+	TTFT     time.Duration    `flag:"slo-ttft" arg:"DURATION" help:"a request counts if its first token comes within this time; 0: any"`
+	TPOT     time.Duration    `flag:"slo-tpot" arg:"DURATION" help:"and if its further tokens come within this time each, on average; 0: any"`
+	Speed    float64          `flag:"speed" arg:"FACTOR" help:"2: requests come twice as fast as they came: advice for more traffic"`
+	Requests int              `flag:"requests" arg:"NUMBER" help:"use only the first ones. Default: all of a trace, those of a shape"`
+	Shape    string           `flag:"shape" arg:"NAME" help:"synthetic load of a well-known kind instead of a capture; replay.md lists them"`
+	Input    workload.Lengths `flag:"input-tokens" arg:"TOKENS" help:"instead of a capture: length of prompts, or a range of equally likely lengths: 256-1024"`
+	Output   workload.Lengths `flag:"output-tokens" arg:"TOKENS" help:"length of answers, likewise. Default: 256"`
+	Rate     workload.Rates   `flag:"rate" arg:"NUMBER|FROM-TO" help:"requests of --input-tokens in a second, or sessions of --shape that begin; FROM-TO changes evenly. Default with --input-tokens: as many as each pool can serve"`
+	Seed     int              `flag:"seed" arg:"NUMBER" help:"of all random numbers: the same seed gives the same output, byte by byte"`
 }
 
 type adviceOutput struct {
@@ -56,11 +62,12 @@ func (a *advice) Validate(p *boot.Problems) {
 	p.Require(a.Hardware.Bandwidth > 0, "bandwidth", "must be positive")
 	p.Require(a.Load.Speed > 0, "speed", "must be positive")
 	p.Require(a.Load.Requests >= 0, "requests", "must not be negative")
+	p.Require(a.Load.Input == workload.Lengths{} || a.Load.Shape == "", "input-tokens", "cannot be combined with --shape")
 	p.Require(a.Load.TTFT >= 0, "slo-ttft", "must not be negative")
 	p.Require(a.Load.TPOT >= 0, "slo-tpot", "must not be negative")
 }
 
-// Advise is the command. The operand is a capture, or another trace; without it the load is that of --shape. The error is an Exit with
+// Advise is the command. The operand is a capture, or another trace; without it the load is that of --shape, or of prompts and answers of some lengths. The error is an Exit with
 // CodeConfig if the trace cannot be used, or if no pool of so many GPUs can serve it.
 func Advise(ctx context.Context, std boot.IO, args []string) error {
 	usual := defaults()
@@ -73,8 +80,12 @@ func Advise(ctx context.Context, std boot.IO, args []string) error {
 	switch {
 	case len(files) > 1:
 		return boot.Usagef("want one CAPTURE, got %d", len(files))
-	case len(files) == 0 && a.Load.Shape == "":
-		return boot.Usagef("want a CAPTURE, or --shape (see --help)")
+	case len(files) == 0 && a.Load.Shape == "" && a.Load.Input == (workload.Lengths{}):
+		return boot.Usagef("want a CAPTURE, --shape, or --input-tokens and --output-tokens (see --help)")
+	case len(files) > 0 && (a.Load.Input != workload.Lengths{} || a.Load.Rate != workload.Rates{}):
+		return boot.Usagef("a capture has requests of its own: leave out --input-tokens and --rate")
+	case a.Load.Input == (workload.Lengths{}) && a.Load.Output != (workload.Lengths{}):
+		return boot.Usagef("--output-tokens needs --input-tokens")
 	}
 	s := a.settings()
 	tried, err := a.try(ctx, s, files, std.Stderr)
@@ -97,11 +108,17 @@ func (a *advice) settings() *settings {
 	s := defaults()
 	s.Pool.Engines, s.Pool.GPUs, s.Network.Bandwidth = []string{a.Hardware.Engine}, a.Hardware.PerEngine, a.Hardware.Bandwidth
 	s.Load.Speeds, s.Load.Requests, s.Load.Shape, s.Picker.Seed = []float64{a.Load.Speed}, a.Load.Requests, a.Load.Shape, a.Load.Seed
+	s.Load.Input, s.Load.Output, s.Load.Rate = a.Load.Input, a.Load.Output, a.Load.Rate
 	s.Output.TTFT, s.Output.TPOT, s.Output.Page = a.Load.TTFT, a.Load.TPOT, a.Output.Page
 	return &s
 }
 
-// mostSplits is how many splits of a pool are tried: of a larger one, those between are left out.
+// most reports whether each pool is to serve as much as it can.
+func (a *advice) most() bool {
+	return a.Load.Input != workload.Lengths{} && a.Load.Rate == workload.Rates{}
+}
+
+// mostSplits is how many splits of a pool are tried at first. Of a larger one, those around the best one follow.
 const mostSplits = 8
 
 // splits returns the pools of n engines: shared ones, and those with prefill engines of their own.
@@ -185,6 +202,34 @@ func (t *trials) one(pool replay.Pool, what string, c *config.Config) (*tried, e
 	return &tried{run: r, what: what}, nil
 }
 
+// nearer returns splits halfway between the best of those that were tried and its neighbours; none if nothing is between.
+func (t *trials) nearer(of []*tried) (all []*tried, err error) {
+	var prefills []int // that were tried
+	best := -1
+	for _, one := range slices.SortedFunc(slices.Values(of), better) {
+		if p := one.run.pool.Prefill; p > 0 {
+			if prefills = append(prefills, p); best < 0 {
+				best = p
+			}
+		}
+	}
+	slices.Sort(prefills)
+	at := slices.Index(prefills, best)
+	for _, i := range []int{at - 1, at + 1} {
+		if i < 0 || i >= len(prefills) {
+			continue
+		}
+		if half := (best + prefills[i]) / 2; !slices.Contains(prefills, half) {
+			one, err := t.one(replay.Pool{Prefill: half, Decode: t.engines - half}, byCost, t.cost)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, one)
+		}
+	}
+	return all, nil
+}
+
 // first returns shared engines without remote prefill, and every pool under the cost decision.
 func (t *trials) first() (all []*tried, err error) {
 	local, err := withThreshold(t.builtIn, 0)
@@ -231,7 +276,7 @@ func (t *trials) further(of []*tried) (all []*tried, err error) {
 	return all, nil
 }
 
-// try replays the traffic: first every pool by cost, and then the best two splits by each threshold as well.
+// try replays the traffic: first the pools by cost, of many splits those near the best one, and then the best two splits by each threshold as well.
 func (a *advice) try(ctx context.Context, s *settings, files []string, to io.Writer) ([]*tried, error) {
 	t, err := a.trials(s, files, to)
 	if err != nil {
@@ -244,6 +289,18 @@ func (a *advice) try(ctx context.Context, s *settings, files []string, to io.Wri
 	if err != nil || len(all) == 1 {
 		return all, err
 	}
+	for {
+		near, err := t.nearer(all)
+		if err == nil {
+			err = a.perform(ctx, s, near, to)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if all = append(all, near...); len(near) == 0 {
+			break
+		}
+	}
 	further, err := t.further(all)
 	if err != nil {
 		return nil, err
@@ -255,6 +312,11 @@ func (a *advice) try(ctx context.Context, s *settings, files []string, to io.Wri
 const pieces = 10
 
 func (a *advice) perform(ctx context.Context, s *settings, all []*tried, to io.Writer) error {
+	if a.most() {
+		if err := s.load(ctx, all); err != nil {
+			return err
+		}
+	}
 	if err := perform(ctx, runsOf(all), s.slo(), true, to); err != nil {
 		return err
 	}
@@ -262,6 +324,64 @@ func (a *advice) perform(ctx context.Context, s *settings, all []*tried, to io.W
 		t.parts = partsOf(t.run.result, s.slo())
 	}
 	return nil
+}
+
+// load gives each of some pools the highest rate at which it serves enough requests as wanted, some pools at a time.
+func (s *settings) load(ctx context.Context, all []*tried) error {
+	failed := make([]error, len(all))
+	next := make(chan int)
+	var working sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(all)) {
+		working.Go(func() {
+			for i := range next {
+				failed[i] = s.loadOne(ctx, all[i].run)
+			}
+		})
+	}
+	for i := range all {
+		next <- i
+	}
+	close(next)
+	working.Wait()
+	return errors.Join(failed...)
+}
+
+// loadSpan is for how long requests come, unless flags say how many: a pool that cannot keep up is to show it.
+const loadSpan = time.Minute
+
+// loadOne gives a run the highest rate at which enough requests are served as wanted, within 1 %.
+func (s *settings) loadOne(ctx context.Context, r *run) error {
+	at := func(rate float64) error {
+		f := loadFlags{Input: s.Load.Input, Output: s.Load.Output, Rate: workload.Rates{First: rate, Last: rate}, Requests: s.Load.Requests}
+		if f.Requests == 0 {
+			f.Requests = int(min(max(rate*loadSpan.Seconds(), leastTested), 4*mostTested))
+		}
+		from, err := f.source(nil, s.Picker.Seed, io.Discard)
+		if err != nil {
+			return err
+		}
+		if r.requests, err = from.requests(1, 0); err != nil {
+			return err
+		}
+		r.requests.Wanted, r.load = s.slo(), load(r.requests)
+		return nil
+	}
+	rate, err := highest(1, 6, func(rate float64) (bool, error) {
+		if err := at(rate); err != nil {
+			return false, err
+		}
+		o := r.options
+		o.Ended = nil
+		result, err := replay.Run(ctx, o, r.requests)
+		if err != nil {
+			return false, err
+		}
+		return result.Summary(s.slo()).Met >= enough, nil
+	})
+	if err != nil {
+		return err
+	}
+	return at(max(rate, lowestRate))
 }
 
 // partsOf returns the share of requests that met the objective in each part of a trace.
@@ -281,12 +401,12 @@ func partsOf(r *replay.Result, slo replay.SLO) []float64 {
 	return parts
 }
 
-// better orders tried pools by the share of the requests that met the objective, then by how early first tokens came.
+// better orders tried pools by how many requests met the objective in a second, then by how early first tokens came.
 func better(a, b *tried) int {
 	x, y := &a.run.summary, &b.run.summary
-	switch {
-	case x.Met != y.Met:
-		return sign(y.Met - x.Met)
+	switch first, second := x.Met*a.rate(), y.Met*b.rate(); {
+	case first != second:
+		return sign(second - first)
 	default:
 		return sign(x.TTFT.P95 - y.TTFT.P95)
 	}
@@ -313,7 +433,7 @@ type conclusion struct {
 	best     *tried
 	shared   *tried
 	split    bool    // a split is worthwhile
-	gain     between // of the best split over shared engines, in share of the requests
+	gain     between // of the best split over shared engines, in share of the requests that came to these
 	bestOf   *tried  // the best split; nil: there is but one engine
 }
 
@@ -357,7 +477,7 @@ func (a *advice) conclude(s *settings, all []*tried) *conclusion {
 	}
 	differences := make([]float64, len(c.shared.parts))
 	for i := range differences {
-		differences[i] = c.bestOf.parts[i] - c.shared.parts[i]
+		differences[i] = c.bestOf.parts[i]*c.bestOf.rate()/c.shared.rate() - c.shared.parts[i]
 	}
 	c.gain = interval(differences)
 	if c.gain.Low > 0 && c.gain.Mean > worthwhile*c.shared.run.summary.Met {
@@ -368,12 +488,16 @@ func (a *advice) conclude(s *settings, all []*tried) *conclusion {
 
 // goodput returns the requests in a second that met the objective, and where that is.
 func (t *tried) goodput() between {
-	b := interval(t.parts)
-	rate := t.run.load
-	if rate == 0 {
-		rate = t.run.result.Load()
-	}
+	b, rate := interval(t.parts), t.rate()
 	return between{b.Mean * rate, max(0, b.Low) * rate, min(1, b.High) * rate}
+}
+
+// rate returns how many requests came in a second. Where each follows the end of another, that differs from pool to pool.
+func (t *tried) rate() float64 {
+	if t.run.load > 0 {
+		return t.run.load
+	}
+	return t.run.result.Load()
 }
 
 // words says the advice in words.
@@ -385,7 +509,7 @@ func (c *conclusion) words() (lines []string) {
 		lines = append(lines, fmt.Sprintf("%d GPUs are one engine %s: it cannot be split.", c.advice.Hardware.GPUs, best.engine))
 	case c.split:
 		lines = append(lines, fmt.Sprintf("Split: %d of %d engines prefill (%v), %s.", best.pool.Prefill, best.pool.Engines(), best.pool, c.best.how()),
-			fmt.Sprintf("%.1f %% of the requests meet %s; of shared engines it is %.1f %%: %s percentage points more.", 100*best.summary.Met, slo, 100*c.shared.run.summary.Met, c.gain.points()))
+			c.gained(slo))
 	case c.shared.run.summary.Met >= 1-worthwhile && c.bestOf.run.summary.Met >= 1-worthwhile:
 		lines = append(lines, fmt.Sprintf("Do not split: %d shared engines (%v) serve %.1f %% of the requests within %s, so a split has nothing to gain at this load.",
 			best.pool.Engines(), best.pool, 100*best.summary.Met, slo))
@@ -393,18 +517,20 @@ func (c *conclusion) words() (lines []string) {
 		lines = append(lines, fmt.Sprintf("Do not split: of %d shared engines (%v) %.1f %% of the requests meet %s. The best split, %v by %s, changes that by %s percentage points, which is not worth a hand-off for each request.",
 			best.pool.Engines(), best.pool, 100*best.summary.Met, slo, c.bestOf.run.pool, c.bestOf.what, c.gain.points()))
 	}
-	lines = append(lines, fmt.Sprintf("Expect %.3g requests/s within it (%.3g to %.3g) of %.3g/s.", g.Mean, g.Low, g.High, c.rate()))
+	lines = append(lines, fmt.Sprintf("Expect %.3g requests/s within it (%.3g to %.3g) of %.3g/s.", g.Mean, g.Low, g.High, c.best.rate()))
 	if c.bestOf != nil && !c.split && c.bestOf.run.summary.ITL.P99*2 < c.shared.run.summary.ITL.P99 {
 		lines = append(lines, fmt.Sprintf("If single late tokens matter: a split has gaps between tokens of %s ms at the p99, shared engines of %s ms.", ms(c.bestOf.run.summary.ITL.P99), ms(c.shared.run.summary.ITL.P99)))
 	}
 	return lines
 }
 
-func (c *conclusion) rate() float64 {
-	if c.best.run.load > 0 {
-		return c.best.run.load
+// gained says what the best split gains.
+func (c *conclusion) gained(slo string) string {
+	if c.advice.most() {
+		return fmt.Sprintf("Nine in ten requests meet %s while at most %.3g come in a second; with shared engines it is %.3g.", slo, c.best.rate(), c.shared.rate())
 	}
-	return c.best.run.result.Load()
+	return fmt.Sprintf("%.1f %% of the requests meet %s; of shared engines it is %.1f %%: %s percentage points more.",
+		100*c.best.run.summary.Met, slo, 100*c.shared.run.summary.Met, c.gain.points())
 }
 
 // how says the decision in words.
@@ -468,7 +594,7 @@ func (c *conclusion) json(to io.Writer) error {
 		Engine string   `json:"engine"`
 		Load   float64  `json:"requests_per_second"`
 		Tried  []row    `json:"tried"`
-	}{Split: c.split, Advice: c.words(), Best: rowOf(c.best), Engine: c.best.run.engine, Load: c.rate()}
+	}{Split: c.split, Advice: c.words(), Best: rowOf(c.best), Engine: c.best.run.engine, Load: c.best.rate()}
 	if c.bestOf != nil {
 		said.Gain = &c.gain
 	}

@@ -5,10 +5,14 @@ import (
 	"encoding/json"
 	"io"
 	"math"
+	"reflect"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/cmd/tandem/workload"
 	"github.com/tandem-serving/tandem/replay"
 )
 
@@ -46,8 +50,13 @@ func TestPartsOfATrace(t *testing.T) {
 // advised returns the advice for a workload on llama-70b, four GPUs an engine, as JSON and as text.
 func advised(t *testing.T, shape string, speed float64, gpus int, ttft time.Duration) (split bool, text string) {
 	t.Helper()
-	a := advice{hardwareFlags{GPUs: gpus, Engine: "llama-70b-h100-tp4", Bandwidth: 50},
-		adviceLoad{TTFT: ttft, TPOT: 50 * time.Millisecond, Speed: speed, Seed: 1, Shape: shape, Requests: 400}, adviceOutput{}}
+	return concluded(t, &advice{hardwareFlags{GPUs: gpus, Engine: "llama-70b-h100-tp4", Bandwidth: 50},
+		adviceLoad{TTFT: ttft, TPOT: 50 * time.Millisecond, Speed: speed, Seed: 1, Shape: shape, Requests: 400}, adviceOutput{}})
+}
+
+// concluded returns advice, as JSON and as text.
+func concluded(t *testing.T, a *advice) (split bool, text string) {
+	t.Helper()
 	s := a.settings()
 	all, err := a.try(t.Context(), s, nil, io.Discard)
 	if err != nil {
@@ -73,7 +82,7 @@ func advised(t *testing.T, shape string, speed float64, gpus int, ttft time.Dura
 		t.Fatal(err)
 	}
 	if g := said.Best.Goodput; len(said.Tried) != len(all) || g.Low > g.Mean || g.High < g.Mean || said.Split == strings.HasSuffix(said.Best.Pool, "B") && len(all) > 1 {
-		t.Errorf("%s: %+v", shape, said)
+		t.Errorf("%s: %+v", words.String(), said)
 	}
 	return said.Split, words.String()
 }
@@ -88,5 +97,57 @@ func TestAdvice(t *testing.T) {
 	}
 	if split, text := advised(t, "sharegpt", 0.2, 4, time.Second); split || !strings.HasPrefix(text, "4 GPUs are one engine llama-70b-h100-tp4: it cannot be split.") {
 		t.Errorf("one engine:\n%s", text)
+	}
+}
+
+// TestAdviceForLengths: of four engines whose prompts of 4,000 tokens take 218 ms and whose answers have 500, half prefill; they cannot
+// serve more than two such prompts at a time.
+func TestAdviceForLengths(t *testing.T) {
+	split, text := concluded(t, &advice{hardwareFlags{GPUs: 8, Engine: "qwen3-32b-h100-tp2", Bandwidth: 50},
+		adviceLoad{TTFT: 2 * time.Second, TPOT: 30 * time.Millisecond, Speed: 1, Seed: 1,
+			Input: workload.Lengths{Least: 4000, Most: 4000}, Output: workload.Lengths{Least: 500, Most: 500}}, adviceOutput{}})
+	found := regexp.MustCompile(`^Split: 2 of 4 engines prefill .*\nNine in ten requests meet 2s/30ms while at most ([0-9.]+) come in a second; with shared engines it is ([0-9.]+)\.\n`).FindStringSubmatch(text)
+	if !split || found == nil {
+		t.Fatal(text)
+	}
+	best, _ := strconv.ParseFloat(found[1], 64)
+	shared, _ := strconv.ParseFloat(found[2], 64)
+	if best > 1.1*2/0.218 || best < 6 || shared > 0.9*best {
+		t.Errorf("at most %v requests a second, %v with shared engines", best, shared)
+	}
+}
+
+// TestNearer: of many splits, those between the best one and its neighbours follow.
+func TestNearer(t *testing.T) {
+	a := advice{Hardware: hardwareFlags{GPUs: 96, Engine: "llama-70b-h100-tp4", Bandwidth: 50}, Load: adviceLoad{Speed: 1, Shape: "chat", Requests: 10}}
+	trials, err := a.trials(a.settings(), nil, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := trials.first()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range all { // 14P+10D is the best
+		one.run.summary.Met, one.run.load = 1-math.Abs(float64(one.run.pool.Prefill-14))/100, 1
+	}
+	var got [][]int
+	for {
+		near, err := trials.nearer(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var prefills []int
+		for _, one := range near { // 15P+9D is better, and 16P+8D better still
+			one.run.summary.Met, one.run.load = 0.98+float64(one.run.pool.Prefill)/500, 1
+			prefills = append(prefills, one.run.pool.Prefill)
+		}
+		if all = append(all, near...); len(near) == 0 {
+			break
+		}
+		got = append(got, prefills)
+	}
+	if want := [][]int{{13, 15}, {16}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("then %v prefill, want %v", got, want)
 	}
 }

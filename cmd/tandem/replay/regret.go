@@ -381,8 +381,14 @@ func (g *group) capacity(ctx context.Context) (float64, error) {
 		}
 		return false, err
 	}
+	return highest(leastTested/(g.turns*g.workload.span.Seconds()), 5, serves)
+}
+
+// highest returns the highest rate that is served, of rates around one to begin with; 0 if there is none. The more steps, the closer it is: 1 + 1/2^steps
+// times as much is not served.
+func highest(rate float64, steps int, serves func(float64) (bool, error)) (float64, error) {
 	low, high := 0.0, 0.0
-	for rate := leastTested / (g.turns * g.workload.span.Seconds()); low == 0 || high == 0; {
+	for low == 0 || high == 0 {
 		ok, err := serves(rate)
 		switch {
 		case err != nil:
@@ -397,7 +403,7 @@ func (g *group) capacity(ctx context.Context) (float64, error) {
 			high, rate = rate, rate/2
 		}
 	}
-	for range 5 {
+	for range steps {
 		rate := math.Sqrt(low * high)
 		ok, err := serves(rate)
 		if err != nil {
