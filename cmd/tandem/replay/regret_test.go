@@ -86,7 +86,7 @@ func TestReportIsComplete(t *testing.T) {
 		}
 		best := slices.IndexFunc(kept.Policies, func(p struct{ Name string }) bool { return p.Name == c.Best })
 		for k, s := range c.Scores {
-			if want := 1 - s.Goodput/c.Scores[best].Goodput; s.Regret < 0 || math.Abs(s.Regret-want) > 1e-3 || k == best && s.Regret != 0 {
+			if want := 1 - s.Met/c.Scores[best].Met; s.Regret < 0 || math.Abs(s.Regret-want) > 1e-3 || k == best && s.Regret != 0 {
 				t.Errorf("%s %s %s %d%%: %s has a regret of %v, want %v", c.Workload, c.Engine, c.Pool, c.Load, kept.Policies[k].Name, s.Regret, want)
 			}
 		}
@@ -96,8 +96,8 @@ func TestReportIsComplete(t *testing.T) {
 func TestStandings(t *testing.T) {
 	fast, slow := 100.0, 400.0
 	cells := []*cell{
-		{Workload: "w", Best: "a", Scores: []score{{Goodput: 10, TTFT: &fast}, {Goodput: 5, TTFT: &slow, Regret: 0.5}}},
-		{Workload: "x", Best: "b", Scores: []score{{Goodput: 9.6, TTFT: &slow, Regret: 0.04}, {Goodput: 10}}},
+		{Workload: "w", Best: "a", Scores: []score{{Met: 1, TTFT: &fast}, {Met: 0.5, TTFT: &slow, Regret: 0.5}}},
+		{Workload: "x", Best: "b", Scores: []score{{Met: 0.96, TTFT: &slow, Regret: 0.04}, {Met: 1}}},
 		{Workload: "none"}, // no policy meets the objective
 	}
 	a, b := standingOf(cells, 0), standingOf(cells, 1)
@@ -106,6 +106,22 @@ func TestStandings(t *testing.T) {
 	}
 	if b.mean != 0.25 || b.worst != 0.5 || b.at != cells[0] || b.near != 0.5 || b.ttft != 4 || b.unbounded != 1 {
 		t.Errorf("%+v", b)
+	}
+}
+
+func TestBetter(t *testing.T) {
+	fast, slow := 100.0, 400.0
+	best := score{Met: 0.9, TTFT: &fast}
+	for name, s := range map[string]score{"fewer requests": {Met: 0.8, TTFT: &fast}, "slower": {Met: 0.9, TTFT: &slow}, "as slow": best, "refuses many": {Met: 0.9}} {
+		if s.better(&best) {
+			t.Errorf("%s is better", name)
+		}
+	}
+	worse := score{Met: 0.9, TTFT: &slow}
+	for name, s := range map[string]score{"more requests": {Met: 0.95}, "faster": best} {
+		if !s.better(&worse) {
+			t.Errorf("%s is not better", name)
+		}
 	}
 }
 

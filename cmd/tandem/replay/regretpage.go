@@ -172,7 +172,7 @@ func (t *study) standings() (rows [][]string) {
 func percent(share float64) string { return fmt.Sprintf("%.1f%%", 100*share) }
 
 // meaning explains the table of standings.
-const meaning = "Regret: the part of the best policy's goodput that a policy lacks. TTFT p95: as a multiple of the best policy's, where the policy has one; " +
+const meaning = "Regret: the share of the requests that the best policy serves as wanted, and a policy does not. TTFT p95: as a multiple of the best policy's, where the policy has one; " +
 	"it has none where it refuses more than 5 % of the requests."
 
 func (t *study) text(w io.Writer) error {
@@ -201,7 +201,7 @@ func (t *study) page() *report.Plots {
 	p := &report.Plots{Title: "How far policies are behind the best one", About: []string{t.madeBy, fmt.Sprintf("%d workloads", len(t.workloads)),
 		fmt.Sprintf("%d engines", len(t.models)), fmt.Sprintf("%d pools of %d engines", len(t.pools), t.pools[0].Engines()),
 		fmt.Sprintf("%d to %d %% of the capacity", slices.Min(t.loads), slices.Max(t.loads))}}
-	p.Lead = fmt.Sprintf("Each of %d policies ran in %d cells of workload, engine, pool and load. The regret of a policy is the part of the goodput of the best one in the cell that it lacks.",
+	p.Lead = fmt.Sprintf("Each of %d policies ran in %d cells of workload, engine, pool and load. The regret of a policy is the share of the requests that the best one in the cell serves as wanted, and it does not.",
 		len(t.policies), len(t.cells))
 	p.Notes = []string{
 		"100 % load is the highest rate at which always local, always remote or the threshold of 2,048 tokens serves 90 % of the requests as wanted: the capacity differs by workload, engine and pool, and is found by bisection.",
@@ -320,11 +320,11 @@ func (t *study) tables() []report.MeasuredTable {
 	mine := slices.IndexFunc(t.policies, func(p policy) bool { return p.Name == ours })
 	sorted := slices.DeleteFunc(slices.Clone(t.cells), func(c *cell) bool { return c.Best == "" })
 	slices.SortStableFunc(sorted, func(a, b *cell) int { return cmp.Compare(b.Scores[mine].Regret, a.Scores[mine].Regret) })
-	worst := report.MeasuredTable{Name: "Where ours is farthest behind", Columns: []string{"workload", "engine", "pool", "load", "rate", "requests", "best", "its goodput/s", "ours", "regret", "TTFT p95", "ours"}}
+	worst := report.MeasuredTable{Name: "Where ours is farthest behind", Columns: []string{"workload", "engine", "pool", "load", "rate", "requests", "best", "served as wanted", "ours", "regret", "TTFT p95", "ours"}}
 	for _, c := range sorted[:min(mostCells, len(sorted))] {
 		best := &c.Scores[slices.IndexFunc(t.policies, func(p policy) bool { return p.Name == c.Best })]
 		worst.Rows = append(worst.Rows, report.MeasuredRow{Cells: []string{c.Workload, c.Engine, c.Pool, strconv.Itoa(c.Load) + "%", fmt.Sprint(c.Rate), strconv.Itoa(c.Requests),
-			c.Best, fmt.Sprint(best.Goodput), fmt.Sprint(c.Scores[mine].Goodput), percent(c.Scores[mine].Regret), p95(best), p95(&c.Scores[mine])}})
+			c.Best, percent(best.Met), percent(c.Scores[mine].Met), percent(c.Scores[mine].Regret), p95(best), p95(&c.Scores[mine])}})
 	}
 	return append([]report.MeasuredTable{standings, worst}, t.means()...)
 }
