@@ -78,7 +78,8 @@ type Ruling struct {
 	// Local and Remote are the indices in Alternatives of the endpoints of the first stage and of this one. They must be 0 unless
 	// Alternatives.Pairs, and endpoints that Candidate.Reads allows together.
 	Local, Remote int
-	// Costs are those of the alternatives, if the decider compared them. Explanations show them, and observers get them.
+	// Costs are those of the alternatives, if the decider compared them: first that of pd.Local, then those of pd.Remote.
+	// Explanations show them, observers get them, and metrics count them.
 	Costs []Cost
 }
 
@@ -89,6 +90,9 @@ type Cost struct {
 	Time     time.Duration // until the first token
 	Harm     time.Duration // what the decider adds for requests that are delayed by it
 }
+
+// Total returns what alternatives are compared by.
+func (c *Cost) Total() time.Duration { return c.Time + c.Harm }
 
 // Link is what is known of the network between two endpoints. The zero value means that nothing is known.
 type Link struct {

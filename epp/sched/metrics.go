@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -21,13 +22,34 @@ type Metrics struct {
 	saturated        *prometheus.CounterVec
 	unprepared       *prometheus.CounterVec
 	dropped          prometheus.Counter
+	compared         compared
 }
+
+// compared are the metrics of decisions that were made by cost.
+type compared struct {
+	seconds [3]prometheus.Counter // by choice
+	tokens  [2]prometheus.Observer
+}
+
+// Choices whose costs are counted.
+const (
+	choiceLocal = iota
+	choiceRemote
+	choiceTaken
+)
+
+// uncached are the buckets of the tokens that a remote prefill would compute, twice as long each.
+var uncached = prometheus.ExponentialBuckets(16, 2, 14)
 
 // NewMetrics makes the metrics and registers them, unless reg is nil.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	noPrefill := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_no_prefill_total",
 		Help: "Requests planned for remote prefill while no prefill pod was available, by decision: local or refused."},
 		[]string{"decision"})
+	cost := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_compared_cost_seconds_total",
+		Help: "What decisions by cost expected of computing each prompt locally, of computing it remotely, and of what was taken."}, []string{"choice"})
+	tokens := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_compared_tokens", Buckets: uncached,
+		Help: "Tokens of prompts that were not cached on the decode endpoint, by the decision that cost less."}, []string{"decision"})
 	m := &Metrics{
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_pick_seconds", Buckets: seconds,
 			Help: "Time of a pick, from the pool's snapshot to the reservation."}),
@@ -43,9 +65,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help: "Outcomes that observers did not get because they were too slow."}),
 		noPrefillLocal:   noPrefill.WithLabelValues(pd.Local.String()),
 		noPrefillRefused: noPrefill.WithLabelValues(pd.Refused.String()),
+		compared: compared{
+			seconds: [...]prometheus.Counter{cost.WithLabelValues("local"), cost.WithLabelValues("remote"), cost.WithLabelValues("taken")},
+			tokens:  [...]prometheus.Observer{tokens.WithLabelValues(pd.Local.String()), tokens.WithLabelValues(pd.Remote.String())},
+		},
 	}
 	if reg != nil {
-		reg.MustRegister(m.seconds, m.retries, m.outdated, noPrefill, m.saturated, m.unprepared, m.dropped)
+		reg.MustRegister(m.seconds, m.retries, m.outdated, noPrefill, m.saturated, m.unprepared, m.dropped, cost, tokens)
 	}
 	return m
 }
@@ -53,6 +79,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 // picked counts one pick. A pipeline without a prefill stage is not counted as without prefill pods.
 func (m *Metrics) picked(took time.Duration, k *pick, refused error) {
 	m.seconds.Observe(took.Seconds())
+	if refused == nil && len(k.costs) > 1 {
+		cached, _ := k.cached()
+		m.compared.add(k.costs, k.verdict, k.round.Request.Prompt.Tokens-cached)
+	}
 	reason := k.reason
 	if refused != nil {
 		reason = pd.AsRefusal(refused).Reason
@@ -66,4 +96,22 @@ func (m *Metrics) picked(took time.Duration, k *pick, refused error) {
 	case reason == pd.NoPrefill, reason == pd.Budget, refused != nil && reason == pd.DecodeOnly && k.verdict == pd.Remote:
 		m.noPrefillRefused.Inc()
 	}
+}
+
+// add counts a decision between a local and a remote prefill, and what both were expected to cost.
+func (c *compared) add(costs []epp.Cost, verdict pd.Verdict, tokens int) {
+	local, remote := costs[0].Total(), costs[1].Total()
+	for i := range costs[2:] {
+		remote = min(remote, costs[2+i].Total())
+	}
+	count := func(choice int, cost time.Duration) { c.seconds[choice].Add(max(0, cost.Seconds())) } // a counter panics at less
+	count(choiceLocal, local)
+	count(choiceRemote, remote)
+	if verdict == pd.Remote {
+		count(choiceTaken, remote)
+		c.tokens[choiceRemote].Observe(float64(tokens))
+		return
+	}
+	count(choiceTaken, local)
+	c.tokens[choiceLocal].Observe(float64(tokens))
 }

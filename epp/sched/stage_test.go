@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/sched"
 	"github.com/tandem-serving/tandem/pd"
@@ -224,6 +226,41 @@ func TestComparerSeesTheAlternatives(t *testing.T) {
 			explained, err := s.Explain(t.Context(), splitRequest(100))
 			if err != nil || len(explained.Trace.Stages) != tc.stages || len(explained.Trace.Deciders[0].Costs) != len(tc.pool) {
 				t.Errorf("explained %+v, %v", explained.Trace, err)
+			}
+		})
+	}
+}
+
+// Costs are counted by choice, of requests that had one.
+func TestCostsAreCounted(t *testing.T) {
+	for name, tc := range map[string]struct {
+		links                         wire
+		pool                          []string
+		local, remote, taken          float64
+		computedLocally, computedElse float64
+	}{
+		"quick":     {1000, []string{"decode", "prefill", "prefill"}, 1, 0.1, 0.1, 0, 1},
+		"slow":      {10, []string{"decode", "prefill"}, 1, 10, 1, 1, 0},
+		"no choice": {1000, []string{"decode"}, 0, 0, 0, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, registry := disagg(), prometheus.NewRegistry()
+			c.Links, c.Metrics = tc.links, sched.NewMetrics(registry)
+			c.Stages[1].Decider = epp.NamedDecider{Name: "weighs", Decider: &weighs{}}
+			s := scheduler(t, fleet(tc.pool...), c)
+			mustPick(t, s, splitRequest(100)).Reservation.End()
+			if _, err := s.Explain(t.Context(), splitRequest(100)); err != nil { // which is not counted: nothing is sent
+				t.Fatal(err)
+			}
+			for choice, want := range map[string]float64{"local": tc.local, "remote": tc.remote, "taken": tc.taken} {
+				if got := counted(t, registry, "tandem_compared_cost_seconds_total", choice); got != want {
+					t.Errorf("%s: %v s, want %v", choice, got, want)
+				}
+			}
+			for decision, want := range map[string]float64{"local": tc.computedLocally, "remote": tc.computedElse} {
+				if got := counted(t, registry, "tandem_compared_tokens", decision); got != want {
+					t.Errorf("%s: %v requests, want %v", decision, got, want)
+				}
 			}
 		})
 	}

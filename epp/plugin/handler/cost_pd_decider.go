@@ -120,10 +120,10 @@ func (d *byCost) Decide(a *epp.Alternatives) epp.Ruling {
 	switch {
 	case remote.any:
 		r.Costs = append(r.Costs, remote.cost)
-		if total(&remote.cost) < total(&local.cost) {
+		if remote.cost.Total() < local.cost.Total() {
 			r.Verdict, r.Local, r.Remote = pd.Remote, remote.decode, remote.prefill
 		}
-	case total(&local.cost) >= ttft:
+	case local.cost.Total() >= ttft:
 		// No prefill endpoint is available, or all are full. Unless decode can do it in time, the scheduler goes by what is configured
 		// for that.
 		r.Verdict = pd.Remote
@@ -140,12 +140,10 @@ type ruled struct {
 
 // lower takes an alternative that costs less.
 func (r *ruled) lower(c epp.Cost, decode, prefill int) {
-	if !r.any || total(&c) < total(&r.cost) {
+	if !r.any || c.Total() < r.cost.Total() {
 		*r = ruled{true, c, decode, prefill}
 	}
 }
-
-func total(c *epp.Cost) time.Duration { return c.Time + c.Harm }
 
 // answer is a decode endpoint that may generate the answer.
 type answer struct {
