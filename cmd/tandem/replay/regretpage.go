@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -87,23 +86,9 @@ func (t *study) json(w io.Writer) error {
 		workloads = append(workloads, studied{one.name, one.about(), millis(one.slo.TTFT), millis(one.slo.TPOT)})
 	}
 	var b bytes.Buffer
-	lines := func(name, end string, n int, at func(i int) any) error {
-		fmt.Fprintf(&b, "  %q: [\n", name)
-		for i := range n {
-			text, err := json.Marshal(at(i))
-			if err != nil {
-				return err
-			}
-			fmt.Fprintf(&b, "    %s%s\n", text, strings.Repeat(",", min(1, n-1-i)))
-		}
-		fmt.Fprintf(&b, "  ]%s\n", end)
-		return nil
-	}
 	fmt.Fprintf(&b, "{\n  \"made_by\": %q,\n  \"a_cell_again\": %q,\n", t.madeBy, t.again())
 	if err := errors.Join(
-		lines("workloads", ",", len(workloads), func(i int) any { return workloads[i] }),
-		lines("policies", ",", len(t.policies), func(i int) any { return t.policies[i] }),
-		lines("cells", "", len(t.cells), func(i int) any { return t.cells[i] })); err != nil {
+		jsonLines(&b, "workloads", ",", workloads), jsonLines(&b, "policies", ",", t.policies), jsonLines(&b, "cells", "", t.cells)); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(w, "%s}\n", b.Bytes())

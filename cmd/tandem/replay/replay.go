@@ -40,6 +40,9 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	if err := s.differ.read(s.Pool.File); err != nil {
 		return boot.Configf("reading %s: %w", s.Pool.File, err)
 	}
+	if s.Why.Elastic {
+		return s.elastic(ctx, files, std)
+	}
 	if s.Why.Regret {
 		return s.regret(ctx, files, std)
 	}
