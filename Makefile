@@ -195,6 +195,11 @@ replay-report: build ## compare policies on nine workloads in virtual time: docs
 	bin/tandem replay --regret --json --page docs/replay-report.html > bin/replay-report.json
 	mv bin/replay-report.json docs/replay-report.json
 
+.PHONY: elastic-report
+elastic-report: build ## compare autoscalers on two days of a week in virtual time: docs/elastic-report.html and .json, some minutes
+	bin/tandem replay --elastic --json --page docs/elastic-report.html > bin/elastic-report.json
+	mv bin/elastic-report.json docs/elastic-report.json
+
 .PHONY: test-predict
 test-predict: modules .tools/xgboost ## compare the predictions of predicted-latency-producer with XGBoost's on the same outcomes: 500 MB of disk
 	@cd cmd/tandem/replay && $(LONG) '^TestPredictionsBesideXGBoost$$' -timeout=30m . -args -xgboost

@@ -57,8 +57,7 @@ type contender struct {
 	set    func(f *scalingFlags)
 }
 
-// contenders lists the autoscalers: those that search take longest, and come first. HPAs have several targets, because none is right for
-// every traffic.
+// contenders lists the autoscalers. HPAs have several targets, because none is right for every traffic.
 func contenders() (all []contender) {
 	add := func(scaler, target string, set func(f *scalingFlags)) {
 		name, flags := scaler, "--autoscaler "+scaler
@@ -72,10 +71,10 @@ func contenders() (all []contender) {
 	asIs := func(*scalingFlags) {}
 	add(clairvoyant, "", asIs)
 	add(fixedSizes, "", asIs)
-	for _, t := range []float64{0.1, 0.5, 2} {
+	for _, t := range []float64{0.1, 1} {
 		add(hpaQueue, fmt.Sprintf("%v/%v", t, t), func(f *scalingFlags) { f.PrefillQueue, f.DecodeQueue = t, t })
 	}
-	for _, t := range [][2]float64{{0.1, 0.2}, {0.2, 0.4}} {
+	for _, t := range [][2]float64{{0.1, 0.2}, {0.3, 0.4}} {
 		add(hpaKV, fmt.Sprintf("%v/%v", t[0], t[1]), func(f *scalingFlags) { f.PrefillKV, f.DecodeKV = t[0], t[1] })
 	}
 	add(bySizer, "", asIs)
@@ -209,7 +208,7 @@ func (s *settings) newElasticity() (*elasticity, error) {
 	return e, e.plan()
 }
 
-// plan lists the runs, those that search first: they take longest.
+// plan lists the runs.
 func (e *elasticity) plan() error {
 	for i := range e.contenders {
 		for k := range e.traffic {
@@ -256,12 +255,57 @@ func (e *elasticity) run(t *traffic, c *contender, steady bool) (*run, error) {
 	return runs[0], nil
 }
 
+// perform performs the autoscalers first: searches begin with the sizes of replica-sizer, which are near.
 func (e *elasticity) perform(ctx context.Context, to io.Writer) error {
-	var runs []*run
+	var first, searches []*run
 	for _, r := range e.runs {
-		runs = append(runs, r.run)
+		if r.search == nil {
+			first = append(first, r.run)
+		} else {
+			searches = append(searches, r.run)
+		}
 	}
-	return perform(ctx, runs, scaledSLO, false, to)
+	if err := perform(ctx, first, scaledSLO, false, to); err != nil || len(searches) == 0 {
+		return err
+	}
+	for _, r := range e.runs {
+		if r.search != nil {
+			r.search.from = r.near(e.of(r.traffic, bySizer, false).sizes)
+		}
+	}
+	return perform(ctx, searches, scaledSLO, false, to)
+}
+
+// usually is the share of the time in which fixed sizes to begin with are enough: more of it would be those of the flash crowd.
+const usually = 0.97
+
+// near returns the sizes that a search begins with: for each interval the largest ones of a run; for a single interval, as large as they
+// usually were.
+func (r *elasticRun) near(sizes []replay.Resize) [][2]int {
+	all := r.requests.Requests
+	each := searchEach
+	most := make([][2]int, 1+int(all[len(all)-1].Due/each))
+	var now [2]int
+	next := 0
+	for i := range most {
+		for most[i] = now; next < len(sizes) && sizes[next].At < time.Duration(i+1)*each; next++ {
+			role := 1
+			if sizes[next].Role == "prefill" {
+				role = 0
+			}
+			now[role] = sizes[next].Size
+			most[i][role] = max(most[i][role], now[role])
+		}
+	}
+	if r.search.each == each {
+		return most
+	}
+	var usual [2]int
+	for role := range usual {
+		slices.SortFunc(most, func(a, b [2]int) int { return a[role] - b[role] })
+		usual[role] = most[int(usually*float64(len(most)-1))][role]
+	}
+	return [][2]int{usual}
 }
 
 // again returns the command that repeats a run, but for the flags of its autoscaler.

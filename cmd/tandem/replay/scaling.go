@@ -131,7 +131,7 @@ func (f *scalingFlags) apply(r *run, slo replay.SLO) error {
 		if r.requests.Closed() {
 			return fmt.Errorf("--autoscaler=%s knows when requests come, and of sessions it does not: leave out --sessions, --concurrency, and shapes with turns", r.scaler)
 		}
-		r.search = &search{each, slo, f.Share}
+		r.search = &search{each: each, slo: slo, share: f.Share}
 	}
 	return nil
 }

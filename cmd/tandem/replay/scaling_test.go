@@ -53,7 +53,7 @@ func TestAutoscalers(t *testing.T) {
 
 // TestSearchRaises: sizes that are too small are raised until they are not, by what came too late.
 func TestSearchRaises(t *testing.T) {
-	s := &search{time.Minute, replay.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond}, 0.99}
+	s := &search{each: time.Minute, slo: replay.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond}, share: 0.99}
 	r := &run{options: replay.Options{Scaling: &replay.Scaling{Prefill: replay.ScaledRole{Min: 1, Max: 4}, Decode: replay.ScaledRole{Min: 1, Max: 4}}}}
 	intervals := []sized{{size: [2]int{2, 2}, least: [2]int{1, 1}, lowered: -1}}
 	step := func(round int, m misses, wantPrefill, wantDecode int) {

@@ -17,11 +17,13 @@ type search struct {
 	each  time.Duration
 	slo   replay.SLO
 	share float64
+	from  [][2]int // sizes to begin with, prefill and decode of each interval; nil: they are guessed
 }
 
 // Bounds of a search.
 const (
 	mostRounds = 24
+	patience   = 4   // rounds without a better result after which it ends
 	filled     = 0.5 // share of the time in which engines of the first guess compute
 )
 
@@ -34,7 +36,13 @@ type sized struct {
 // perform returns the result of the best sizes. The run's options are those that it was made with.
 func (s *search) perform(ctx context.Context, r *run) (best *replay.Result, err error) {
 	intervals := s.guess(r)
-	lowest := math.Inf(1)
+	for i := range min(len(s.from), len(intervals)) {
+		for role := range 2 {
+			l := s.limits(r, role)
+			intervals[i].size[role] = max(l.Min, min(l.Max, s.from[i][role]))
+		}
+	}
+	lowest, waits := math.Inf(1), 0
 	for round := range mostRounds {
 		s.plan(r, intervals)
 		r.ended.Store(0)
@@ -43,10 +51,11 @@ func (s *search) perform(ctx context.Context, r *run) (best *replay.Result, err 
 			return nil, err
 		}
 		missed := s.missed(result, len(intervals))
+		waits++
 		if cost := s.cost(result); cost < lowest {
-			best, lowest = result, cost
+			best, lowest, waits = result, cost, 0
 		}
-		if !s.next(r, round, intervals, missed) {
+		if !s.next(r, round, intervals, missed) || waits == patience {
 			break
 		}
 	}
