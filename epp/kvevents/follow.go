@@ -44,6 +44,7 @@ type follower struct {
 	dialer zmtp.Dialer
 	seed   maphash.Seed
 
+	began  bool   // a message was applied
 	known  bool   // something of this process was read, or it has published nothing yet
 	next   uint64 // number of the next message
 	last   uint64 // hash of the one before it
@@ -54,7 +55,8 @@ type follower struct {
 
 // Follow keeps the holder up to date with what a source publishes, until ctx ends. It connects again whenever the connection ends.
 // When it finds that the engine has restarted, the holder has nothing. Messages that were lost are replayed, where the source does so;
-// else the holder has nothing, because blocks may have been dropped meanwhile, and Counts.Lost tells.
+// else the holder has nothing, because blocks may have been dropped meanwhile, and Counts.Lost tells. Counts.Earlier tells how many messages
+// there were before the first one that could be had: what they stored is not known.
 func (s *Stream) Follow(ctx context.Context, d zmtp.Dialer, source Source, log *slog.Logger) {
 	f := follower{Stream: s, source: source, dialer: d, seed: maphash.MakeSeed()}
 	pause, told := firstPause, false
@@ -144,12 +146,16 @@ func (f *follower) message(ctx context.Context, numbered, payload []byte) error 
 
 // apply applies the next message that there is, of which some before it may be lost.
 func (f *follower) apply(n uint64, payload []byte) {
-	if lost := n - f.next; lost > 0 {
-		f.Counts.Lost.Add(int64(lost))
+	switch missed := int64(n - f.next); {
+	case missed == 0:
+	case !f.began:
+		f.Counts.Earlier.Add(missed)
+	default:
+		f.Counts.Lost.Add(missed)
 		f.Holder.Clear()
 	}
 	_, _ = f.Apply(payload) // an error is counted, and concerns this message only
-	f.known, f.next = true, n+1
+	f.began, f.known, f.next = true, true, n+1
 	if f.source.Replay != "" {
 		f.last = maphash.Bytes(f.seed, payload)
 	}

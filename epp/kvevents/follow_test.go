@@ -278,29 +278,78 @@ func TestFollow(t *testing.T) {
 		}, 0, "connected=0 lost=0 restarts=0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e, n := newEngine(), &network{publisher: new(publisher), later: func() { time.Sleep(time.Minute) }}
-				ctx, cancel := context.WithCancel(t.Context())
-				source := Source{Events: "events", Topic: "kv@"}
-				if test.replay {
-					source.Replay = "replay"
-				}
-				var following sync.WaitGroup
-				following.Go(func() { e.Follow(ctx, n, source, slog.New(slog.DiscardHandler)) })
-				synctest.Wait()
-				test.when(n)
-				time.Sleep(time.Minute)
-				synctest.Wait()
+			follow(t, test.replay, func(*network) {}, test.when, func(t *testing.T, e *engine) {
 				if got := e.finds("m", "", 10); got != test.blocks {
 					t.Errorf("%d blocks, want %d", got, test.blocks)
 				}
 				if got := e.counts(); got != test.counts {
 					t.Errorf("%s, want %s", got, test.counts)
 				}
-				cancel()
-				following.Wait()
-				n.hangUp()
-				n.serving.Wait()
+			})
+		})
+	}
+}
+
+// follow has an engine followed, before which and during which things happen, and calls then when all of that is known.
+func follow(t *testing.T, replay bool, before, during func(*network), then func(*testing.T, *engine)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		e, n := newEngine(), &network{publisher: new(publisher), later: func() { time.Sleep(time.Minute) }}
+		before(n)
+		ctx, cancel := context.WithCancel(t.Context())
+		source := Source{Events: "events", Topic: "kv@"}
+		if replay {
+			source.Replay = "replay"
+		}
+		var following sync.WaitGroup
+		following.Go(func() { e.Follow(ctx, n, source, slog.New(slog.DiscardHandler)) })
+		synctest.Wait()
+		during(n)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		then(t, e)
+		cancel()
+		following.Wait()
+		n.hangUp()
+		n.serving.Wait()
+	})
+}
+
+// TestFollowLater: messages from before the follower came are replayed as far as the engine has kept them. The others are counted, and are not
+// lost: nothing was known that they make wrong.
+func TestFollowLater(t *testing.T) {
+	const earlier = 4 // messages, each of which stores a block
+	for name, test := range map[string]struct {
+		replay          bool
+		kept            int // first message that is replayed
+		blocks, unknown int
+		counts          string
+	}{
+		"no replay":            {false, 0, 0, earlier, "connected=1 lost=1 restarts=0"},
+		"all are replayed":     {true, 0, earlier + 2, 0, "connected=1 lost=0 restarts=0"},
+		"the latest are":       {true, earlier - 1, 0, earlier - 1, "connected=1 lost=0 restarts=0"},
+		"none of them is kept": {true, earlier, 0, earlier, "connected=1 lost=0 restarts=0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			follow(t, test.replay, func(n *network) {
+				n.becomes(func(p *publisher) { p.kept = test.kept })
+				for i := range earlier {
+					n.publishes(true, one(i))
+				}
+			}, func(n *network) {
+				n.publishes(false, one(earlier))
+				n.publishes(true, removed(2000)) // is known by a replay only
+				n.publishes(false, one(earlier+1))
+			}, func(t *testing.T, e *engine) {
+				if got := e.finds("m", "", 10); got != test.blocks {
+					t.Errorf("%d blocks, want %d", got, test.blocks)
+				}
+				if got := e.Counts.Earlier.Load(); got != int64(test.unknown) {
+					t.Errorf("%d messages were earlier, want %d", got, test.unknown)
+				}
+				if got := e.counts(); got != test.counts {
+					t.Errorf("%s, want %s", got, test.counts)
+				}
 			})
 		})
 	}

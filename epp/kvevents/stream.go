@@ -35,7 +35,8 @@ type Counts struct {
 	Skipped                  [reasons]atomic.Int64 // events, by Reason
 
 	Connected atomic.Int64 // connections that there are
-	Lost      atomic.Int64 // messages that were missed and not replayed
+	Earlier   atomic.Int64 // messages from before the stream was followed that were not replayed
+	Lost      atomic.Int64 // later ones that were missed and not replayed
 	Restarts  atomic.Int64 // of engines, as the numbers of messages show
 	Replays   atomic.Int64 // that were asked for, and ReplayErrors of them that failed
 

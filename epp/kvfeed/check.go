@@ -103,8 +103,12 @@ func (f *Feed) checkFirst(m *member, s *source) {
 	switch {
 	case 2*orphans > all:
 		f.checks.found[NoParents].Add(1)
-		f.warn.Warn("most blocks that the engine tells of follow blocks from before the picker listened, so the picker does not know them: give the engine a replay_endpoint in --kv-events-config",
-			"endpoint", m.String(), "rank", s.rank, "blocks", all, "unknown", orphans)
+		advice := "give the engine a replay_endpoint in --kv-events-config"
+		if s.from.Replay != "" {
+			advice = "the engine keeps too few messages for its replays: raise buffer_steps in --kv-events-config"
+		}
+		f.warn.Warn("most blocks that the engine tells of follow blocks from before the picker listened, so the picker does not know them",
+			"endpoint", m.String(), "rank", s.rank, "blocks", all, "unknown", orphans, "earlier_messages", c.Earlier.Load(), "advice", advice)
 	case 2*useless > all:
 		f.checks.found[Unusable].Add(1)
 		f.warn.Warn("most of what the engine tells of its KV cache cannot be used", "endpoint", m.String(), "rank", s.rank, "blocks", stored,

@@ -609,6 +609,13 @@ func TestMismatches(t *testing.T) {
 				p.delivers(t, 0, 0, uint64(i), stored(0, i, 5, 15))
 			}
 		}, "replay_endpoint", NoParents},
+		"the engine began before, and replays too little": {Options{}, func(p *pool) {
+			p.delivers(t, 0, 0, 0, stored(0, 0, 5, 15))
+			(*p.members[0].sources.Load())[0].from.Replay = "10.0.0.1:5558"
+			for i := range 10 {
+				p.delivers(t, 0, 0, uint64(i+1), stored(0, i+1, 5, 15))
+			}
+		}, "buffer_steps", NoParents},
 		"blocks of another length": {Options{BlockTokens: 64}, func(p *pool) { p.delivers(t, 0, 0, 0, stored(0, 1, 0, 1)) }, "blockSizeTokens", OtherBlocks},
 		"other counts": {Options{}, func(p *pool) {
 			for range 10 {

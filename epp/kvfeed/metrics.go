@@ -19,6 +19,7 @@ var (
 	unaskedDesc = prometheus.NewDesc("tandem_prefix_engines_unknown", "Endpoints of which it is not known where their engines publish KV events.", by(), nil)
 	eventsDesc  = prometheus.NewDesc("tandem_prefix_event_blocks_total", "Blocks that engines told of, by what they told; of cleared, events.", by("kind"), nil)
 	skippedDesc = prometheus.NewDesc("tandem_prefix_events_skipped_total", "KV events that could not be used.", by("reason"), nil)
+	earlierDesc = prometheus.NewDesc("tandem_prefix_events_earlier_total", "Messages that engines published before the picker listened, and that were not replayed.", by(), nil)
 	lostDesc    = prometheus.NewDesc("tandem_prefix_events_lost_total", "Messages of engines that were missed and could not be had again.", by(), nil)
 	restartDesc = prometheus.NewDesc("tandem_prefix_restarts_total", "Restarts of engines, as the numbers of their messages show.", by(), nil)
 	replaysDesc = prometheus.NewDesc("tandem_prefix_replays_total", "Replays of KV events that were asked for.", by("result"), nil)
@@ -70,14 +71,15 @@ func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, 
 
 // totals are the sums of the counts of several sources.
 type totals struct {
-	stored, removed, cleared, lost, restarts, replays, failed int64
-	skipped                                                   []int64
+	stored, removed, cleared, earlier, lost, restarts, replays, failed int64
+	skipped                                                            []int64
 }
 
 func (t *totals) add(c *kvevents.Counts) {
 	t.stored += c.Stored.Load()
 	t.removed += c.Removed.Load()
 	t.cleared += c.Cleared.Load()
+	t.earlier += c.Earlier.Load()
 	t.lost += c.Lost.Load()
 	t.restarts += c.Restarts.Load()
 	t.replays += c.Replays.Load()
@@ -134,6 +136,7 @@ func (f *Feed) CollectAs(producer string, ch chan<- prometheus.Metric) {
 	for i, n := range sum.skipped {
 		counter(skippedDesc, n, kvevents.Reason(i).String())
 	}
+	counter(earlierDesc, sum.earlier)
 	counter(lostDesc, sum.lost)
 	counter(restartDesc, sum.restarts)
 	counter(replaysDesc, sum.replays-sum.failed, "ok")

@@ -43,7 +43,8 @@ type SourceState struct {
 	Stored    int64          `json:"stored"`               // blocks
 	Removed   int64          `json:"removed"`              // blocks
 	Cleared   int64          `json:"cleared"`
-	Lost      int64          `json:"lost"` // messages
+	Earlier   int64          `json:"earlier"` // messages from before the picker listened that were not replayed
+	Lost      int64          `json:"lost"`    // messages
 	Restarts  int64          `json:"restarts"`
 	Skipped   map[string]int `json:"skipped,omitempty"` // events by reason
 }
@@ -78,7 +79,7 @@ func (s *source) state(now time.Time) SourceState {
 	c := &s.counts
 	state := SourceState{Rank: s.rank, How: s.how, Events: s.from.Events, Replay: s.from.Replay, Connected: c.Connected.Load() > 0,
 		Blocks: s.stream.Holder.Len(), Tiers: map[string]int{}, Age: -1, Stored: c.Stored.Load(), Removed: c.Removed.Load(), Cleared: c.Cleared.Load(),
-		Lost: c.Lost.Load(), Restarts: c.Restarts.Load(), Skipped: map[string]int{}}
+		Earlier: c.Earlier.Load(), Lost: c.Lost.Load(), Restarts: c.Restarts.Load(), Skipped: map[string]int{}}
 	if at := s.heard.Load(); at > 0 {
 		state.Age = now.Sub(time.Unix(0, at)).Seconds()
 	}

@@ -64,5 +64,9 @@ func heard(page promtext.Page) finding {
 	case lost > 0:
 		return finding{verdict: warn, seen: fmt.Sprintf("%.0f messages were lost, and what their engines had was forgotten", lost), do: "give engines a replay_endpoint in --kv-events-config"}
 	}
-	return finding{verdict: ok, seen: fmt.Sprintf("%.0f engines (or ranks) are heard", connected)}
+	seen := fmt.Sprintf("%.0f engines (or ranks) are heard", connected)
+	if earlier, _ := page.Sum("tandem_prefix_events_earlier_total"); earlier > 0 { // of no harm where engines have dropped what they told of then
+		seen += fmt.Sprintf("; not known: what they stored in %.0f messages before the picker listened (replay_endpoint, buffer_steps)", earlier)
+	}
+	return finding{verdict: ok, seen: seen}
 }

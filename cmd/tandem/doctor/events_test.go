@@ -28,6 +28,7 @@ func TestHeard(t *testing.T) {
 		"mismatch":       {promtext.Page{connected, one("tandem_prefix_mismatch_total", 1, "kind", "cached-tokens")}, warn, "cached-tokens"},
 		"no token ids":   {promtext.Page{connected, one("tandem_prefix_prompts_total", 0, "ids", "known"), one("tandem_prefix_prompts_total", 9, "ids", "unknown")}, warn, "no request had token ids"},
 		"some token ids": {promtext.Page{connected, one("tandem_prefix_prompts_total", 1, "ids", "known"), one("tandem_prefix_prompts_total", 9, "ids", "unknown")}, ok, ""},
+		"cold":           {promtext.Page{connected, one("tandem_prefix_events_earlier_total", 8)}, ok, "3 engines (or ranks) are heard; not known: what they stored in 8 messages"},
 		"lost":           {promtext.Page{connected, one("tandem_prefix_events_lost_total", 7)}, warn, "7 messages were lost"},
 	} {
 		if got := heard(c.page); got.verdict != c.want || !strings.Contains(got.seen, c.seen) {
