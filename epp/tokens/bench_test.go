@@ -73,20 +73,24 @@ func BenchmarkAppend(b *testing.B) {
 func BenchmarkOthers(b *testing.B) {
 	python := filepath.Join(tools, "tokenizers", "bin", "python")
 	need(b, python)
-	args := []string{"testdata/speed.py", tokenizerFile(b, "deepseek_v3")}
+	var files []string
 	others := otherTexts(b)
 	for name, text := range benchTexts(b) {
 		path := filepath.Join(b.TempDir(), name)
 		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.WriteFile(path+".other", others[name], 0o600)); err != nil {
 			b.Fatal(err)
 		}
-		args = append(args, path)
+		files = append(files, path)
 	}
-	out, err := exec.Command(python, args...).CombinedOutput()
-	if err != nil {
-		b.Fatalf("%v: %s", err, out)
+	for _, family := range []string{"deepseek_v3", "gemma3"} {
+		b.Run(family, func(b *testing.B) {
+			out, err := exec.Command(python, append([]string{"testdata/speed.py", tokenizerFile(b, family)}, files...)...).CombinedOutput()
+			if err != nil {
+				b.Fatalf("%v: %s", err, out)
+			}
+			b.Logf("%s\n%s", family, out)
+		})
 	}
-	b.Logf("deepseek_v3\n%s", out)
 }
 
 // BenchmarkRead reads a file.
