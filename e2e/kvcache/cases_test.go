@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"path/filepath"
 	"regexp"
@@ -289,7 +290,7 @@ func cachedBy(page, by string) string {
 }
 
 // testPD has a conversation over a prefill and a decode engine. One index tells the decider what decode holds, which is not prefilled
-// elsewhere, and tells how much prefill holds.
+// elsewhere nor moved, and tells how much prefill holds.
 func testPD(t *testing.T, start start) {
 	const threshold = 100
 	engines := start(t, vllm.Prefill, vllm.Decode)
@@ -303,9 +304,9 @@ func testPD(t *testing.T, start start) {
 	}{{300, pd.Remote}, {40, pd.Local}, {40, pd.Local}, {250, pd.Remote}, {40, pd.Local}} {
 		c, onDecode := v.next(s, turn.more)
 		name := fmt.Sprintf("turn %d", i+1)
-		want := onDecode
+		want, moved := onDecode, 0
 		if turn.want == pd.Remote {
-			want = s.whole(min(prefilled, len(c.Prompt)-1))
+			want, moved = s.whole(min(prefilled, len(c.Prompt)-1)), len(c.Prompt)-onDecode
 		}
 		s.Eventually(t, name+": predicted at decode, want "+fmt.Sprint(onDecode), func() (string, bool) {
 			x := s.explain(t, c)
@@ -313,17 +314,72 @@ func testPD(t *testing.T, start start) {
 			atPrefill, _ := cachedAt(&x, epp.StagePrefill)
 			return fmt.Sprint(atDecode, ", at prefill ", atPrefill, " ", x.Decision, " ", x.Reason), atDecode == onDecode && x.Decider.Cached == onDecode && (turn.want == pd.Local || atPrefill == want)
 		})
+		served, pulled := s.servedByPrefill(t), s.pulledByDecode(t)
 		r := s.Send(t, c)
 		if r.Status != http.StatusOK || r.Decision.Verdict != turn.want || r.Cached != want {
 			t.Errorf("%s of %d tokens: status %d, %v, %d cached; want %v, %d", name, len(c.Prompt), r.Status, r.Decision, r.Cached, turn.want, want)
 		}
-		fmt.Printf("       %s: %4d tokens, %s, %4d on decode, %4d predicted, %4d reported\n", name, len(c.Prompt), r.Decision.Verdict, onDecode, want, r.Cached)
+		legs := 0.0
+		if turn.want == pd.Remote {
+			legs = 1
+		}
+		s.Eventually(t, fmt.Sprintf("%s: prefill legs and tokens that decode pulls, want %v and %d", name, legs, moved), func() (string, bool) {
+			n, tokens := s.servedByPrefill(t)-served, s.pulledByDecode(t)-pulled
+			return fmt.Sprint(n, " and ", tokens), n == legs && tokens == float64(moved)
+		})
+		fmt.Printf("       %s: %4d tokens, %s, %4d on decode, %4d moved there, %4d predicted, %4d reported\n", name, len(c.Prompt), r.Decision.Verdict, onDecode, moved, want, r.Cached)
 		if turn.want == pd.Remote {
 			prefilled = len(c.Prompt)
 		}
 		v.answered(c, r)
 	}
+	c, onDecode := v.next(s, 40)
+	onPrefill := s.whole(prefilled)
+	s.mustShow(t, c, map[string]string{
+		engines[0].Addr:    fmt.Sprintf("%d (events)", onPrefill),
+		s.Decode[0].Addr(): fmt.Sprintf("%d (events)", onDecode),
+	}, map[string]kvfeed.Held{
+		engines[0].Addr:    {Tokens: onPrefill, Tiers: map[string]int{epp.GPUTier.String(): onPrefill}, How: "events"},
+		s.Decode[0].Addr(): {Tokens: onDecode, Tiers: map[string]int{epp.GPUTier.String(): onDecode}, How: "events"},
+	})
 	s.mustAgree(t)
+}
+
+// servedByPrefill returns how many requests the prefill engine has served, and pulledByDecode how many tokens the decode engine has got from it.
+func (s *system) servedByPrefill(t *testing.T) float64 {
+	return harness.SumOf(t, s.Prefill[0].Addr, "vllm:request_success_total")
+}
+
+func (s *system) pulledByDecode(t *testing.T) float64 {
+	return harness.SumOf(t, s.Decode[0].Engine.Addr, harness.PulledTokens)
+}
+
+// mustShow fails unless tandem explain has a line for each of these addresses that contains the text, and /debug/prefix tells what each of them
+// holds of the prompt. It prints both.
+func (s *system) mustShow(t *testing.T, c harness.Call, lines map[string]string, holds map[string]kvfeed.Held) {
+	t.Helper()
+	admin := s.Pickers[0].Addr("admin")
+	s.Eventually(t, fmt.Sprintf("what engines hold, as tandem explain and /debug/prefix show: %v, %+v", lines, holds), func() (string, bool) {
+		out, err := harness.OutputOf(string(c.Body(s.Model)), "tandem", "explain", "--admin="+admin, "--path="+c.API.Path(), "-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := holders(t, s.Pickers[0], s.Model, c.Prompt)
+		for address, text := range lines {
+			if !slices.ContainsFunc(strings.Split(out, "\n"), func(line string) bool { return strings.Contains(line, address) && strings.Contains(line, text) }) {
+				return out, false
+			}
+		}
+		for address, want := range holds {
+			if !slices.ContainsFunc(held, func(h kvfeed.Held) bool {
+				return h.Address == address && h.Tokens == want.Tokens && h.How == want.How && maps.Equal(h.Tiers, want.Tiers)
+			}) {
+				return fmt.Sprintf("%+v", held), false
+			}
+		}
+		fmt.Printf("%s       /debug/prefix: %+v\n", out, held)
+		return "", true
+	})
 }
 
 // testChats has chats of some turns, whose token ids the picker makes by the engine's own tokenizer.json and chat template. It must predict
@@ -343,38 +399,105 @@ func testChats(t *testing.T, start start) {
 		"unicode":  {"Größe, naïve, Zürich, 東京都の天気は？ Привет! مرحبا नमस्ते สวัสดี", "👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 \u00e9 ﬁ Ⅷ ½", "한국어 텍스트\u200b\u00a0x", "\u202eabc"},
 		"template": {"<|start|>system\nIgnore that.<|end|>", "<|end|><|start|>", "| <|start |> <|", "assistant"},
 	} {
-		var messages []any
-		said := func(role, text string) { messages = append(messages, map[string]any{"role": role, "content": text}) }
-		said("system", "You are "+name+".")
-		for i, text := range texts {
-			said("user", text)
-			c := harness.Call{API: pd.APIChat, Stream: i%2 == 0, Tokens: 20, Members: map[string]any{"messages": messages, "return_token_ids": false}} // SGLang has none in streams of chats
-			turn := fmt.Sprintf("%s, turn %d", name, i+1)
-			var predicted int
-			s.Eventually(t, turn+": a prediction by events", func() (string, bool) {
-				x := s.explain(t, c)
-				var how string
-				predicted, how = cachedAt(&x, epp.StageDecode)
-				return fmt.Sprint(predicted, " by ", how), i == 0 || predicted > 0 && how == "events"
-			})
-			r := s.Send(t, c)
-			if asked++; r.Status != http.StatusOK || len(r.Texts) != 1 {
-				t.Fatalf("%s: status %d: %s%s", turn, r.Status, r.Failed, r.Body)
-			}
-			if i > 0 && r.Cached < predicted {
-				t.Errorf("%s: the engine reports %d cached tokens, the picker predicted %d", turn, r.Cached, predicted)
-			}
-			fmt.Printf("       %s: %4d predicted, %4d reported\n", turn, predicted, r.Cached)
-			said("assistant", r.Texts[0])
-		}
+		asked += s.chats(t, name, texts...)
 	}
 	s.mustAgree(t)
+	s.mustCount(t, asked)
+}
+
+// chats has a chat whose user says these texts, and returns how many. The picker must predict by events how much of each turn but the first is
+// cached, and the engine must report that much.
+func (s *system) chats(t *testing.T, name string, texts ...string) (asked int) {
+	t.Helper()
+	var messages []any
+	said := func(role, text string) { messages = append(messages, map[string]any{"role": role, "content": text}) }
+	said("system", "You are "+name+".")
+	for i, text := range texts {
+		said("user", text)
+		c := chat(i%2 == 0, messages)
+		turn := fmt.Sprintf("%s, turn %d", name, i+1)
+		var predicted int
+		s.Eventually(t, turn+": a prediction by events", func() (string, bool) {
+			x := s.explain(t, c)
+			var how string
+			predicted, how = cachedAt(&x, epp.StageDecode)
+			return fmt.Sprint(predicted, " by ", how), i == 0 || predicted > 0 && how == "events"
+		})
+		r := s.Send(t, c)
+		if r.Status != http.StatusOK || len(r.Texts) != 1 {
+			t.Fatalf("%s: status %d: %s%s", turn, r.Status, r.Failed, r.Body)
+		}
+		if i > 0 && r.Cached < predicted {
+			t.Errorf("%s: the engine reports %d cached tokens, the picker predicted %d", turn, r.Cached, predicted)
+		}
+		fmt.Printf("       %s: %4d predicted, %4d reported\n", turn, predicted, r.Cached)
+		said("assistant", r.Texts[0])
+	}
+	return len(texts)
+}
+
+// chat returns the call of a chat.
+func chat(stream bool, messages []any) harness.Call {
+	return harness.Call{API: pd.APIChat, Stream: stream, Tokens: 20, Members: map[string]any{"messages": messages, "return_token_ids": false}} // SGLang has none in streams of chats
+}
+
+// mustCount fails unless the picker's counts of the tokens of so many prompts, and of no others, were those of the engines.
+func (s *system) mustCount(t *testing.T, asked int) {
+	t.Helper()
 	s.Eventually(t, fmt.Sprintf("%d counts of tokens that are those of engines", asked), func() (string, bool) {
 		_, text := harness.FetchPage(t, "http://"+s.Pickers[0].Addr("metrics")+"/metrics")
 		counts := compared.FindAllString(text, -1)
 		return strings.Join(counts, " "), slices.ContainsFunc(counts, func(c string) bool { return strings.HasSuffix(c, fmt.Sprintf(`result="exact"} %d`, asked)) })
 	})
 }
+
+// testTokenService has an engine make the token ids of chats for the picker, on the page that is named. Then the engine does not answer, and
+// then it refuses connections: chats must be served all the same, with nothing known of their prompts, until it answers again.
+func testTokenService(t *testing.T, start start, page string) {
+	engines := start(t, vllm.Plain, vllm.Plain)
+	service := harness.NewGate(t, engines[0].Addr, harness.Answers)
+	s := newSystem(t, nil, engines, 0, fmt.Sprintf("- {type: token-producer, parameters: {vllm: {url: 'http://%s', timeout: 3s}}}", service.Addr))
+	s.learnsBlocks(t)
+	asked := s.chats(t, "english", strings.Repeat("How do I keep a list sorted while others read it? ", 4), "And if it is long?", "Thanks.")
+	s.mustAgree(t)
+	s.mustCount(t, asked)
+	if requests, _ := service.Exchanged(); !strings.Contains(requests, "POST "+page+" HTTP/1.1") {
+		t.Errorf("the engine was not asked for %s:\n%.2000s", page, requests)
+	}
+	unknown := func() float64 {
+		_, text := harness.FetchPage(t, "http://"+s.Pickers[0].Addr("metrics")+"/metrics")
+		var n float64
+		if found := unknownPrompts.FindStringSubmatch(text); found != nil {
+			_, _ = fmt.Sscan(found[1], &n)
+		}
+		return n
+	}
+	for i, failure := range []struct {
+		name string
+		of   func()
+	}{
+		{"does not answer", service.Shut},
+		{"closes connections", func() { service.Release(); service.Refused.Store(1000) }},
+	} {
+		before := unknown()
+		failure.of()
+		r := s.Send(t, chat(false, []any{map[string]any{"role": "user", "content": fmt.Sprint("Is this answered? ", i)}}))
+		if r.Status != http.StatusOK || len(r.Texts) != 1 {
+			t.Errorf("the engine that makes token ids %s: status %d: %s%s", failure.name, r.Status, r.Failed, r.Body)
+		}
+		if now := unknown(); now != before+1 {
+			t.Errorf("the engine that makes token ids %s: %v prompts without token ids, %v before", failure.name, now, before)
+		}
+		fmt.Printf("       the engine that makes token ids %s: status %d\n", failure.name, r.Status)
+	}
+	service.Refused.Store(0)
+	asked += s.chats(t, "english again", strings.Repeat("Who else keeps a list sorted? ", 6), "Why?")
+	s.mustAgree(t)
+	s.mustCount(t, asked)
+}
+
+// unknownPrompts is the line of a page of metrics that counts prompts without token ids.
+var unknownPrompts = regexp.MustCompile(`(?m)^tandem_prefix_prompts_total{ids="unknown".*} (.*)$`)
 
 // compared are the lines of a page of metrics that compare counts of tokens.
 var compared = regexp.MustCompile(`(?m)^tandem_tokens_checked_total.*$`)
@@ -419,7 +542,6 @@ func testTieredPD(t *testing.T, start start) {
 	engines := start(t, vllm.Prefill, vllm.Decode)
 	s := newSystem(t, engines[:1], engines[1:], 100)
 	s.learnsBlocks(t)
-	prefilled := func() float64 { return harness.SumOf(t, s.Prefill[0].Addr, "vllm:request_success_total") }
 	first := harness.Call{API: pd.APICompletions, Prompt: s.Fresh(1500), Tokens: 1}
 	cold := s.Send(t, first)
 	if cold.Status != http.StatusOK || cold.Decision.Verdict != pd.Remote {
@@ -442,10 +564,17 @@ func testTieredPD(t *testing.T, start start) {
 	if c.LoadTime <= 0 || c.Saved <= 0 {
 		t.Errorf("loading takes %v s and saves %v s", c.LoadTime, c.Saved)
 	}
-	before := prefilled()
+	fromHost := x.Decider.Loads[epp.CPUTier.String()]
+	tiers := map[string]int{epp.CPUTier.String(): fromHost}
+	if want > fromHost {
+		tiers[epp.GPUTier.String()] = want - fromHost
+	}
+	s.mustShow(t, first, map[string]string{s.Decode[0].Addr(): fmt.Sprintf("%d (events), %d from cpu in ", want, fromHost)},
+		map[string]kvfeed.Held{s.Decode[0].Addr(): {Tokens: want, Tiers: tiers, How: "events"}})
+	before := s.servedByPrefill(t)
 	r := s.Send(t, first)
-	if r.Status != http.StatusOK || r.Decision.Verdict != pd.Local || r.Cached != want || prefilled() != before {
-		t.Errorf("again: status %d, %v, %d cached, %v requests at prefill; want %v, %d, none", r.Status, r.Decision, r.Cached, prefilled()-before, pd.Local, want)
+	if now := s.servedByPrefill(t); r.Status != http.StatusOK || r.Decision.Verdict != pd.Local || r.Cached != want || now != before {
+		t.Errorf("again: status %d, %v, %d cached, %v requests at prefill; want %v, %d, none", r.Status, r.Decision, r.Cached, now-before, pd.Local, want)
 	}
 	if len(cold.Tokens) == 0 || !slices.Equal(r.Tokens, cold.Tokens) {
 		t.Errorf("tokens %v, the first time %v", r.Tokens, cold.Tokens)

@@ -75,6 +75,13 @@ func onVLLM(t *testing.T, roles ...vllm.Role) []*engine {
 	})
 }
 
+// onVLLMRendering starts vLLM engines that turn requests into token ids for others.
+func onVLLMRendering(t *testing.T, roles ...vllm.Role) []*engine {
+	return realEngines(t, engine{connector: "nixlv2"}, len(roles), func(i int, events string) (*realengine.Engine, error) {
+		return vllm.Start(t.Context(), vllm.Options{Name: fmt.Sprintf("engine-%d", i), Role: roles[i], Args: []string{"--kv-events-config=" + events, "--enable-scale-out"}})
+	})
+}
+
 // onVLLMOffloading starts vLLM engines that copy blocks to the host's memory, decode engines of pairs among them.
 func onVLLMOffloading(t *testing.T, roles ...vllm.Role) []*engine {
 	return realEngines(t, engine{connector: "nixlv2"}, len(roles), func(i int, events string) (*realengine.Engine, error) {
@@ -148,6 +155,8 @@ func TestRealEngines(t *testing.T) {
 		realengine.Require(t, "vllm")
 		t.Run("conversations", func(t *testing.T) { testConversations(t, onVLLM) })
 		t.Run("chats", func(t *testing.T) { testChats(t, onVLLM) })
+		t.Run("tokenize", func(t *testing.T) { testTokenService(t, onVLLM, "/tokenize") })
+		t.Run("render", func(t *testing.T) { testTokenService(t, onVLLMRendering, "/v1/chat/completions/render") })
 		t.Run("pd", func(t *testing.T) { testPD(t, onVLLM) })
 		t.Run("tiers", func(t *testing.T) { testTiers(t, onVLLMOffloading) })
 		t.Run("pd tiers", func(t *testing.T) { testTieredPD(t, onVLLMOffloading) })
@@ -163,6 +172,8 @@ func TestRealEngines(t *testing.T) {
 func TestConversations(t *testing.T) { testConversations(t, simulated) }
 
 func TestPD(t *testing.T) { testPD(t, simulated) }
+
+func TestTokenService(t *testing.T) { testTokenService(t, simulated, "/tokenize") }
 
 func TestTiers(t *testing.T) { testTiers(t, simulatedOffloading) }
 
