@@ -114,6 +114,7 @@ var suites = []suite{
 		{"ten turns", testTurns},
 		{"refused", testUnread},
 		{"hostile bodies", testHostile},
+		{"fuzz", testFuzz},
 		{"prefill stopped", testPrefillStopped},
 	}},
 	{"ranks", vllm.Options{Connector: vllm.NIXL, Lease: 10 * time.Second, Args: []string{"--data-parallel-size=2"}}, []string{"--kv-connector=nixlv2", "--lease=10s"}, []pairCase{
