@@ -94,6 +94,14 @@ plugins:
       queueDepthPerRunning: 0.25
       headroom: 3
       onAllFull: refuse
+  {{- if .Values.batch.enabled }}
+  - type: slo-headroom-reporter   # by which the batch server paces its requests
+    {{- with .Values.batch.goals }}
+    {{- if or .ttftMs .tpotMs }}
+    parameters: {ttftMs: {{ .ttftMs }}, tpotMs: {{ .tpotMs }}}   # batch.goals
+    {{- end }}
+    {{- end }}
+  {{- end }}
   {{- if eq (include "tandem.engineName" .) "sglang" }}
   # Without a list the picker reads all calls but SGLang's own, /generate, since other engines have another one there.
   - type: openai-parser
