@@ -75,7 +75,7 @@ test-race: modules tools ## run the tests that start programs with the race dete
 	cd $(KUBE_MODULE) && go test -race -timeout=20m $(TESTFLAGS) ./...
 
 .PHONY: tools
-tools: .tools/envoy .tools/clients .tools/kube .tools/helm .tools/crds .tools/nixl .tools/cyclonedx-gomod .tools/vocabularies .tools/tokenizers .tools/gofakes3 .tools/nats-server .tools/kafka ## fetch or build the real parts that tests need
+tools: .tools/envoy .tools/clients .tools/kube .tools/helm .tools/crds .tools/nixl .tools/cyclonedx-gomod .tools/vocabularies .tools/tokenizers .tools/gofakes3 .tools/nats-server .tools/kafka .tools/moto ## fetch or build the real parts that tests need
 
 # In its own folder go test shows what the test prints: how each case went, and how long it took.
 .PHONY: test-vllm

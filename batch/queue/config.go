@@ -23,8 +23,8 @@ import (
 // Config is one queue. Its file is YAML, or JSON.
 type Config struct {
 	Broker      string   `yaml:"broker"`      // address of the server, such as redis://:password@host:6379/0 or nats://host:4222
-	Queue       string   `yaml:"queue"`       // where messages are: a sorted set of Redis, a subject of NATS, a topic of Kafka
-	Results     string   `yaml:"results"`     // list, subject or topic of the results of messages that name none; "": result-list
+	Queue       string   `yaml:"queue"`       // where messages are: a sorted set of Redis, a subject of NATS, a topic of Kafka, a queue of SQS, a subscription of Pub/Sub
+	Results     string   `yaml:"results"`     // list, subject, topic or queue of the results of messages that name none; "": result-list
 	Endpoint    string   `yaml:"endpoint"`    // of messages that name none; "": /v1/completions
 	Objective   string   `yaml:"objective"`   // InferenceObjective of the requests; "": the upstream's
 	Headers     []string `yaml:"headers"`     // names of the fields of messages' headers that are sent to the upstream
@@ -96,7 +96,7 @@ func (c *Config) complete() error {
 	case c.Broker == "":
 		return errors.New("broker is missing: want the address of the server, such as redis://host:6379/0")
 	case c.Queue == "":
-		return errors.New("queue is missing: want the name of the sorted set, subject or topic")
+		return errors.New("queue is missing: want the name of the sorted set, subject, topic, queue or subscription")
 	case !slices.Contains(batch.Endpoints(), c.Endpoint):
 		return fmt.Errorf("endpoint is %q: want one of %s", c.Endpoint, strings.Join(batch.Endpoints(), ", "))
 	case c.MaxInFlight < 0:
@@ -133,12 +133,16 @@ var drivers = map[string]driver{
 	"tls":    natsDriver,
 	"kafka":  kafkaDriver,
 	"kafkas": kafkaDriver,
+	"sqs":    sqsDriver,
+	"pubsub": pubsubDriver,
 }
 
 var (
-	redisDriver = driver{checkRedis, func(c *Config) (Source, error) { return OpenRedis(c.Broker, c.Queue, c.Results) }, 5}
-	natsDriver  = driver{checkNATS, func(c *Config) (Source, error) { return OpenNATS(c) }, 20}
-	kafkaDriver = driver{checkKafka, func(c *Config) (Source, error) { return OpenKafka(c) }, 5}
+	redisDriver  = driver{checkRedis, func(c *Config) (Source, error) { return OpenRedis(c.Broker, c.Queue, c.Results) }, 5}
+	natsDriver   = driver{checkNATS, func(c *Config) (Source, error) { return OpenNATS(c) }, 20}
+	kafkaDriver  = driver{checkKafka, func(c *Config) (Source, error) { return OpenKafka(c) }, 5}
+	sqsDriver    = driver{checkSQS, func(c *Config) (Source, error) { return OpenSQS(c) }, 20}
+	pubsubDriver = driver{checkPubSub, func(c *Config) (Source, error) { return OpenPubSub(c) }, 20}
 )
 
 // driver returns that of the address.

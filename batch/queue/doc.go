@@ -11,5 +11,6 @@
 // A request may be sent more than once, always with the same x-request-id. A message has one result: a Source stores it together with the end of the
 // claim, or where a second one is refused.
 //
-// [Redis] is a sorted set, [NATS] a subject of JetStream, and [Kafka] a topic. The package decides neither what runs on the engines, nor who may write to a queue.
+// [Redis] is a sorted set, [NATS] a subject of JetStream, [Kafka] a topic, [SQS] a queue of Amazon's, and [PubSub] a subscription of Google's, where a
+// result may be stored twice. The package decides neither what runs on the engines, nor who may write to a queue.
 package queue

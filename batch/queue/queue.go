@@ -15,12 +15,14 @@ var ErrLost = errors.New("the claim of the message has lapsed")
 // Source is one queue of a broker.
 type Source interface {
 	// Claim takes up to so many messages, those with the earliest deadline first if the broker has such an order, which this process then holds. With
-	// a due time it takes only those whose deadline is not after it, and none if the broker has another order. It does not wait for messages.
+	// a due time it takes only those whose deadline is not after it, and none if the broker has another order. It waits for messages for two seconds at
+	// most.
 	Claim(ctx context.Context, most int, due time.Time) ([]Message, error)
 	// Renew keeps holding messages. It returns the keys of those that are known to be lost, and of those that their producer has cancelled.
 	Renew(ctx context.Context, held []Message) (lost, cancelled []string, err error)
 	// Finish stores the result, and ends the claim. A dead letter is stored too if reason is not empty. After an error it is called again: a message
-	// has one result whenever this process, or the broker, is killed. It returns ErrLost if the result is another consumer's.
+	// has one result whenever this process, or the broker, is killed, unless the broker cannot refuse a second one. It returns ErrLost if the result is
+	// another consumer's.
 	Finish(ctx context.Context, m Message, result []byte, reason string) error
 	// Release ends the claim, so that the message can be claimed again.
 	Release(ctx context.Context, m Message) error

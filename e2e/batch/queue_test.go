@@ -12,12 +12,15 @@ import (
 	"testing"
 	"time"
 
+	"cloud.google.com/go/pubsub/v2/apiv1/pubsubpb"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 	"github.com/nats-io/nats.go/jetstream"
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/tandem-serving/tandem/e2e/broker"
 	"github.com/tandem-serving/tandem/e2e/harness"
+	"github.com/tandem-serving/tandem/e2e/s3"
 )
 
 // queuesFile writes the file of --queues-file.
@@ -153,9 +156,75 @@ func TestQueuePageKafka(t *testing.T) {
 	}
 }
 
-// queue is a queue in a real broker, whose messages have their results in one place.
+// onPage returns the file of queues and the message that a section of docs/queues.md has, and the section.
+func onPage(t *testing.T, heading, sends string) (section, file, message string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(harness.Root, "docs", "queues.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ = strings.Cut(string(text), "\n## "+heading+"\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	_, file, _ = strings.Cut(section, "```yaml\n")
+	file, _, found := strings.Cut(file, "```")
+	sent := regexp.MustCompile(sends + `'(.*)'`).FindStringSubmatch(section)
+	if !found || sent == nil {
+		t.Fatalf("docs/queues.md has no file for %s, or sends no message", heading)
+	}
+	return section, file, sent[1]
+}
+
+// TestQueuePageSQS does what docs/queues.md says about Amazon SQS.
+func TestQueuePageSQS(t *testing.T) {
+	server := broker.StartSQS(t)
+	page, file, message := onPage(t, "Amazon SQS", "--message-body ")
+	for _, c := range regexp.MustCompile(`create-queue --queue-name (\S+)`).FindAllStringSubmatch(page, -1) {
+		server.CreateQueue(c[1], nil)
+	}
+	engine := harness.StartSim(t, "engine")
+	what := program(t.TempDir(), "http://"+engine.Addr, "--queues-file="+queuesFile(t, strings.ReplaceAll(file, "sqs://eu-west-1", server.Address())))
+	what.Env = s3.Credentials()
+	harness.Start(t, what)
+	id := server.Producer("requests")(message, nil)
+	results := server.Reader("results.fifo")
+	var all []types.Message
+	queue{got: func(ctx context.Context) (n int, err error) {
+		all, err = results.All(ctx)
+		return len(all), err
+	}}.await(t, 1)
+	if request := all[0].MessageAttributes["request"].StringValue; !strings.Contains(*all[0].Body, `"id":"1","status_code":200`) || request == nil || *request != id {
+		t.Errorf("the result is %+v, of the message %s", all[0], id)
+	}
+}
+
+// TestQueuePagePubSub does what docs/queues.md says about Google Cloud Pub/Sub.
+func TestQueuePagePubSub(t *testing.T) {
+	server := broker.StartPubSub(t)
+	page, file, message := onPage(t, "Google Cloud Pub/Sub", "topics publish requests --message=")
+	for _, c := range regexp.MustCompile(`topics create (\S+)`).FindAllStringSubmatch(page, -1) {
+		server.CreateTopic(c[1])
+	}
+	subscription := regexp.MustCompile(`subscriptions create (\S+) --topic=(\S+) --enable-exactly-once-delivery`).FindStringSubmatch(page)
+	if subscription == nil {
+		t.Fatal("docs/queues.md creates no subscription")
+	}
+	server.CreateSubscription(subscription[1], func(is *pubsubpb.Subscription) {
+		is.Topic, is.EnableExactlyOnceDelivery = strings.Replace(is.Topic, subscription[1], subscription[2], 1), true
+	})
+	engine := harness.StartSim(t, "engine")
+	start(t, t.TempDir(), "http://"+engine.Addr, "--queues-file="+queuesFile(t, strings.ReplaceAll(file, "pubsub://my-project", server.Address())))
+	id := server.Publish(subscription[2], message, nil)
+	queue{got: func(context.Context) (int, error) { return len(server.Published("results")), nil }}.await(t, 1)
+	if got := server.Published("results")[0]; !strings.Contains(string(got.Data), `"id":"1","status_code":200`) || got.Attributes["request"] != id {
+		t.Errorf("the result is %s of %v", got.Data, got.Attributes)
+	}
+}
+
+// queue is a queue in a broker, whose messages have their results in one place.
 type queue struct {
-	file   string // of --queues-file
+	file   string   // of --queues-file
+	env    []string // of the batch server
+	most   int      // messages at a time, of a slow broker; 0: as many as a test likes
 	add    func(n int)
 	got    func(ctx context.Context) (int, error) // the number of results
 	all    func() []string                        // the results
@@ -169,6 +238,8 @@ var queueBrokers = []struct {
 	{"Redis", redisQueue},
 	{"NATS", natsQueue},
 	{"Kafka", kafkaQueue},
+	{"SQS", sqsQueue},
+	{"PubSub", pubsubQueue},
 }
 
 func redisQueue(t *testing.T) queue {
@@ -273,6 +344,77 @@ func kafkaQueue(t *testing.T) queue {
 	}
 }
 
+// sqsQueue has a FIFO queue of results, which drops the second one of a message.
+func sqsQueue(t *testing.T) queue {
+	server := broker.StartSQS(t)
+	server.CreateQueue("requests", nil)
+	server.CreateQueue("answers.fifo", nil)
+	results := server.Reader("answers.fifo")
+	return queue{
+		file: queuesFile(t, "queues:\n- broker: "+server.Address()+"\n  queue: requests\n  results: answers.fifo\n  endpoint: /v1/chat/completions\n"),
+		env:  s3.Credentials(),
+		most: 400, // moto carries out some hundred requests a second
+		add: func(n int) {
+			add := server.Producer("requests")
+			for i := range n {
+				add(strings.Replace(message(fmt.Sprint(i)).Member.(string), `"answers"`, `"answers.fifo"`, 1), nil)
+			}
+		},
+		got: func(ctx context.Context) (int, error) {
+			all, err := results.All(ctx)
+			return len(all), err
+		},
+		all: func() (texts []string) {
+			all, err := results.All(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range all {
+				texts = append(texts, *m.Body)
+			}
+			return texts
+		},
+		outage: func() { server.Kill(); server.Restart() },
+	}
+}
+
+// pubsubQueue leaves out the second result of a message, as applications must.
+func pubsubQueue(t *testing.T) queue {
+	server := broker.StartPubSub(t)
+	for _, name := range []string{"requests", "answers"} {
+		server.CreateTopic(name)
+	}
+	server.CreateSubscription("requests", nil)
+	all := func() (texts []string) {
+		seen := map[string]bool{}
+		for _, m := range server.Published("answers") {
+			if request := m.Attributes["request"]; !seen[request] {
+				seen[request], texts = true, append(texts, string(m.Data))
+			}
+		}
+		return texts
+	}
+	return queue{
+		file: queuesFile(t, "queues:\n- broker: "+server.Address()+"\n  queue: requests\n  results: answers\n  endpoint: /v1/chat/completions\n"),
+		add: func(n int) {
+			for i := range n {
+				server.Publish("requests", message(fmt.Sprint(i)).Member.(string), nil)
+			}
+		},
+		got:    func(context.Context) (int, error) { return len(all()), nil },
+		all:    all,
+		outage: func() { server.Kill(); server.Restart() },
+	}
+}
+
+// some is how many messages a test has.
+func (q queue) some(likes int) int {
+	if q.most != 0 {
+		return min(likes, q.most)
+	}
+	return likes
+}
+
 // await waits for n results.
 func (q queue) await(t *testing.T, n int) {
 	t.Helper()
@@ -322,7 +464,8 @@ func TestQueueKilled(t *testing.T) {
 }
 
 func killConsumers(t *testing.T, q queue) {
-	const messages, servers, deaths = 2000, 2, 4
+	const servers, deaths = 2, 4
+	messages := q.some(2000)
 	url, requests := instant(t, func(ctx context.Context) {
 		select {
 		case <-ctx.Done():
@@ -330,6 +473,7 @@ func killConsumers(t *testing.T, q queue) {
 		}
 	})
 	what := program(t.TempDir(), url, "--queues-file="+q.file)
+	what.Env = q.env
 	q.add(messages)
 	running := make([]harness.Program, servers)
 	for i := range running {
@@ -360,14 +504,16 @@ func TestQueueCost(t *testing.T) {
 		t.Run(broker.name, func(t *testing.T) {
 			q := broker.start(t)
 			url, _ := instant(t, func(context.Context) {})
-			const messages = 5000
+			messages := q.some(5000)
 			q.add(messages)
 			begun := time.Now()
-			server := start(t, t.TempDir(), url, "--queues-file="+q.file)
+			what := program(t.TempDir(), url, "--queues-file="+q.file)
+			what.Env = q.env
+			server := harness.Start(t, what)
 			before := harness.CPUOf(t, server.PID())
 			q.await(t, messages)
 			took, cpu := time.Since(begun), harness.CPUOf(t, server.PID())-before
-			t.Logf("%d messages in %v: %.0f messages/s for each core of the batch server; peak memory %d MiB", messages, took.Round(time.Millisecond), messages/cpu.Seconds(), harness.PeakOf(t, server.PID()))
+			t.Logf("%d messages in %v: %.0f messages/s for each core of the batch server; peak memory %d MiB", messages, took.Round(time.Millisecond), float64(messages)/cpu.Seconds(), harness.PeakOf(t, server.PID()))
 			q.mustHaveEach(t, messages)
 		})
 	}
