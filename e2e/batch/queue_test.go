@@ -353,7 +353,7 @@ func sqsQueue(t *testing.T) queue {
 	return queue{
 		file: queuesFile(t, "queues:\n- broker: "+server.Address()+"\n  queue: requests\n  results: answers.fifo\n  endpoint: /v1/chat/completions\n"),
 		env:  s3.Credentials(),
-		most: 400, // moto carries out some hundred requests a second
+		most: 300, // moto carries out some hundred requests a second
 		add: func(n int) {
 			add := server.Producer("requests")
 			for i := range n {
