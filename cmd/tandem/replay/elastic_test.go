@@ -1,8 +1,12 @@
 package replay
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -151,5 +155,75 @@ func TestElasticFlags(t *testing.T) {
 	err := Run(ctx, boot.IO{Name: "replay", Stdout: io.Discard, Stderr: io.Discard}, []string{"--elastic"})
 	if err == nil || !strings.Contains(err.Error(), "interrupted") {
 		t.Errorf("%v, want that it was interrupted", err)
+	}
+}
+
+// elasticReport reads the report of the repository.
+func elasticReport(t *testing.T) []byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "elastic-report.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// TestElasticReportIsReproducible performs those runs of the report that take no minutes, at steady load, and compares them with the report of
+// the repository. If the picker, the sizer or the model has changed, make elastic-report writes that anew.
+func TestElasticReportIsReproducible(t *testing.T) {
+	s := defaults()
+	e, err := s.newElasticity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.runs = slices.DeleteFunc(e.runs, func(r *elasticRun) bool { return !r.steady })
+	if err := e.perform(t.Context(), io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	kept := elasticReport(t)
+	for _, row := range e.rows() {
+		line, err := json.Marshal(row)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Contains(kept, line) {
+			t.Errorf("docs/elastic-report.json does not have\n%s\nmake elastic-report writes it anew", line)
+		}
+	}
+}
+
+// TestElasticReportIsComplete: the report of the repository has every run, and judges replica-sizer by them.
+func TestElasticReportIsComplete(t *testing.T) {
+	var kept struct {
+		Runs []elasticRow
+		Bars []bar
+	}
+	if err := json.Unmarshal(elasticReport(t), &kept); err != nil {
+		t.Fatal(err)
+	}
+	s := defaults()
+	e, err := s.newElasticity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(kept.Runs) != len(e.runs) || len(kept.Bars) != 4*len(e.traffic) {
+		t.Fatalf("%d runs and %d bars, want %d and %d", len(kept.Runs), len(kept.Bars), len(e.runs), 4*len(e.traffic))
+	}
+	for _, r := range e.runs {
+		i := slices.IndexFunc(kept.Runs, func(row elasticRow) bool {
+			return row.Traffic == r.traffic.Name && row.Load == r.load() && row.Autoscaler == r.contender.Name
+		})
+		if i < 0 {
+			t.Fatalf("no run of %s with %s load under %s", r.traffic.Name, r.load(), r.contender.Name)
+		}
+		r.summary.Met, r.summary.GPUSeconds, r.summary.Reversals = kept.Runs[i].Met, 3600*kept.Runs[i].GPUHours, kept.Runs[i].Reversals
+		if share := e.settings.Scaling.Share; r.contender.searches() && r.summary.Met < share {
+			t.Errorf("%s: %s meets the objective in %.4f, want %v", r.traffic.Name, r.contender.Name, r.summary.Met, share)
+		}
+	}
+	for i, b := range e.bars() {
+		if k := kept.Bars[i]; k.Name != b.Name || k.Held != b.Held || k.Got < 0.999*b.Got || k.Got > 1.001*b.Got {
+			t.Errorf("the report judges %+v, and its runs say %+v", k, b)
+		}
 	}
 }
