@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tandem-serving/tandem/e2e/programs"
+	"github.com/tandem-serving/tandem/e2e/realengine"
 	"github.com/tandem-serving/tandem/stack"
 )
 
@@ -137,8 +138,8 @@ func frozen(t *testing.T, pid int) bool {
 	return true
 }
 
-// FreePorts returns the first of n loopback ports that follow one another, for programs that cannot take any free one. Another
-// process may take one before they are used. They lie below those that the system gives to connections.
+// FreePorts returns the first of n loopback ports that follow one another, for programs that cannot take any free one. They lie below those
+// that the system gives to connections, and are reserved for this process.
 func FreePorts(t *testing.T, n int) int {
 	t.Helper()
 	const low, high = 12_000, 32_000
@@ -150,6 +151,9 @@ func FreePorts(t *testing.T, n int) int {
 				break
 			}
 			l.Close()
+			if realengine.Reserve(first+free) != nil {
+				break
+			}
 		}
 		if free == n {
 			return first

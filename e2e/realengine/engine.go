@@ -60,24 +60,45 @@ func Start(ctx context.Context, c Command) (*Engine, error) {
 }
 
 // FreePorts returns ports below those that Linux chooses for clients (32768 and up by default): an engine needs half a minute
-// until it listens, and uses its ports again after a restart.
+// until it listens, and uses its ports again after a restart. They are reserved for this process.
 func FreePorts(ctx context.Context, n int) ([]int, error) {
 	const lowest, count, tries = 15_000, 17_000, 50
 	var config net.ListenConfig
 	var ports []int
 	var err error
 	for range tries {
-		if len(ports) == n {
-			return ports, nil
-		}
 		port := lowest + rand.IntN(count)
 		var l net.Listener
-		if l, err = config.Listen(ctx, "tcp", net.JoinHostPort(Loopback, strconv.Itoa(port))); err == nil {
-			defer l.Close()
-			ports = append(ports, port)
+		if l, err = config.Listen(ctx, "tcp", net.JoinHostPort(Loopback, strconv.Itoa(port))); err != nil {
+			continue
+		}
+		defer l.Close()
+		if err = Reserve(port); err != nil {
+			continue
+		}
+		if ports = append(ports, port); len(ports) == n {
+			return ports, nil
 		}
 	}
 	return nil, fmt.Errorf("finding free ports: %w", err)
+}
+
+var reserved struct {
+	sync.Mutex
+	names []net.Listener // which the garbage collector would close
+}
+
+// Reserve has a port be this process's until it ends, for those who ask likewise: several test programs run at a time, and what they start listens some
+// seconds after its port was chosen. The error says that it is reserved already. Linux forgets the names of such sockets with the process.
+func Reserve(port int) error {
+	l, err := net.Listen("unix", "@tandem-port-"+strconv.Itoa(port))
+	if err != nil {
+		return err
+	}
+	reserved.Lock()
+	defer reserved.Unlock()
+	reserved.names = append(reserved.names, l)
+	return nil
 }
 
 // run starts the processes, and leaves none behind if it fails.

@@ -2,6 +2,8 @@ package realengine
 
 import (
 	"context"
+	"net"
+	"strconv"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -67,5 +69,22 @@ func TestKillEndsAllProcesses(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A port is given once, also to another process.
+func TestPortsAreGivenOnce(t *testing.T) {
+	ports, err := FreePorts(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if Reserve(ports[0]) == nil {
+		t.Errorf("port %d is given again", ports[0])
+	}
+	name := "@tandem-port-" + strconv.Itoa(ports[0])
+	if l, err := net.Dial("unix", name); err != nil {
+		t.Errorf("another process does not find %s: %v", name, err)
+	} else {
+		l.Close()
 	}
 }
