@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
@@ -313,7 +311,7 @@ const pieces = 10
 
 func (a *advice) perform(ctx context.Context, s *settings, all []*tried, to io.Writer) error {
 	if a.most() {
-		if err := s.load(ctx, all); err != nil {
+		if err := s.load(ctx, runsOf(all)); err != nil {
 			return err
 		}
 	}
@@ -324,64 +322,6 @@ func (a *advice) perform(ctx context.Context, s *settings, all []*tried, to io.W
 		t.parts = partsOf(t.run.result, s.slo())
 	}
 	return nil
-}
-
-// load gives each of some pools the highest rate at which it serves enough requests as wanted, some pools at a time.
-func (s *settings) load(ctx context.Context, all []*tried) error {
-	failed := make([]error, len(all))
-	next := make(chan int)
-	var working sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(all)) {
-		working.Go(func() {
-			for i := range next {
-				failed[i] = s.loadOne(ctx, all[i].run)
-			}
-		})
-	}
-	for i := range all {
-		next <- i
-	}
-	close(next)
-	working.Wait()
-	return errors.Join(failed...)
-}
-
-// loadSpan is for how long requests come, unless flags say how many: a pool that cannot keep up is to show it.
-const loadSpan = time.Minute
-
-// loadOne gives a run the highest rate at which enough requests are served as wanted, within 1 %.
-func (s *settings) loadOne(ctx context.Context, r *run) error {
-	at := func(rate float64) error {
-		f := loadFlags{Input: s.Load.Input, Output: s.Load.Output, Rate: workload.Rates{First: rate, Last: rate}, Requests: s.Load.Requests}
-		if f.Requests == 0 {
-			f.Requests = int(min(max(rate*loadSpan.Seconds(), leastTested), 4*mostTested))
-		}
-		from, err := f.source(nil, s.Picker.Seed, io.Discard)
-		if err != nil {
-			return err
-		}
-		if r.requests, err = from.requests(1, 0); err != nil {
-			return err
-		}
-		r.requests.Wanted, r.load = s.slo(), load(r.requests)
-		return nil
-	}
-	rate, err := highest(1, 6, func(rate float64) (bool, error) {
-		if err := at(rate); err != nil {
-			return false, err
-		}
-		o := r.options
-		o.Ended = nil
-		result, err := replay.Run(ctx, o, r.requests)
-		if err != nil {
-			return false, err
-		}
-		return result.Summary(s.slo()).Met >= enough, nil
-	})
-	if err != nil {
-		return err
-	}
-	return at(max(rate, lowestRate))
 }
 
 // partsOf returns the share of requests that met the objective in each part of a trace.
@@ -404,9 +344,9 @@ func partsOf(r *replay.Result, slo replay.SLO) []float64 {
 // better orders tried pools by how many requests met the objective in a second, then by how early first tokens came.
 func better(a, b *tried) int {
 	x, y := &a.run.summary, &b.run.summary
-	switch first, second := x.Met*a.rate(), y.Met*b.rate(); {
-	case first != second:
-		return sign(second - first)
+	switch first := x.Met * a.faster(b); {
+	case first != y.Met:
+		return sign(y.Met - first)
 	default:
 		return sign(x.TTFT.P95 - y.TTFT.P95)
 	}
@@ -477,7 +417,7 @@ func (a *advice) conclude(s *settings, all []*tried) *conclusion {
 	}
 	differences := make([]float64, len(c.shared.parts))
 	for i := range differences {
-		differences[i] = c.bestOf.parts[i]*c.bestOf.rate()/c.shared.rate() - c.shared.parts[i]
+		differences[i] = c.bestOf.parts[i]*c.bestOf.faster(c.shared) - c.shared.parts[i]
 	}
 	c.gain = interval(differences)
 	if c.gain.Low > 0 && c.gain.Mean > worthwhile*c.shared.run.summary.Met {
@@ -498,6 +438,14 @@ func (t *tried) rate() float64 {
 		return t.run.load
 	}
 	return t.run.result.Load()
+}
+
+// faster returns how many times as many requests came in a second as to another pool; 1 if a single one came to both.
+func (t *tried) faster(than *tried) float64 {
+	if rate := than.rate(); rate > 0 {
+		return t.rate() / rate
+	}
+	return 1
 }
 
 // words says the advice in words.

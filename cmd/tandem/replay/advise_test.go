@@ -117,6 +117,15 @@ func TestAdviceForLengths(t *testing.T) {
 	}
 }
 
+// TestAdviceForOneRequest: it comes at no rate.
+func TestAdviceForOneRequest(t *testing.T) {
+	split, text := concluded(t, &advice{hardwareFlags{GPUs: 8, Engine: "llama-70b-h100-tp4", Bandwidth: 50},
+		adviceLoad{TTFT: time.Second, TPOT: 50 * time.Millisecond, Speed: 1, Seed: 1, Shape: "sharegpt", Requests: 1}, adviceOutput{}})
+	if split || strings.Contains(text, "NaN") {
+		t.Error(text)
+	}
+}
+
 // TestNearer: of many splits, those between the best one and its neighbours follow.
 func TestNearer(t *testing.T) {
 	a := advice{Hardware: hardwareFlags{GPUs: 96, Engine: "llama-70b-h100-tp4", Bandwidth: 50}, Load: adviceLoad{Speed: 1, Shape: "chat", Requests: 10}}

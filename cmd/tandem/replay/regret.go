@@ -3,11 +3,9 @@ package replay
 import (
 	"context"
 	_ "embed" // a configuration
-	"errors"
 	"fmt"
 	"io"
 	"math"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -255,38 +253,23 @@ func (t *study) perform(ctx context.Context, to io.Writer) error {
 		}
 	}
 	var mu sync.Mutex // guards the variables below and to
-	next, finished := 0, 0
-	var failed error
-	began := time.Now()
-	var working sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(groups)) {
-		working.Go(func() {
-			for {
-				mu.Lock()
-				if next == len(groups) || failed != nil {
-					mu.Unlock()
-					return
-				}
-				g := groups[next]
-				next++
-				mu.Unlock()
-				err := g.perform(ctx)
-				mu.Lock()
-				if finished++; err != nil {
-					failed = errors.Join(failed, fmt.Errorf("%s, %s, %v: %w", g.workload.name, g.model.name, g.pool, err))
-				} else {
-					left := time.Since(began) / time.Duration(finished) * time.Duration(len(groups)-finished)
-					fmt.Fprintf(to, "%d/%d %s %s %v, about %v left\n", finished, len(groups), g.workload.name, g.model.name, g.pool, left.Round(time.Second))
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	working.Wait()
+	finished, began := 0, time.Now()
+	err := inParallel(len(groups), func(i int) error {
+		g := groups[i]
+		err := g.perform(ctx)
+		mu.Lock()
+		defer mu.Unlock()
+		if finished++; err != nil {
+			return fmt.Errorf("%s, %s, %v: %w", g.workload.name, g.model.name, g.pool, err)
+		}
+		left := time.Since(began) / time.Duration(finished) * time.Duration(len(groups)-finished)
+		fmt.Fprintf(to, "%d/%d %s %s %v, about %v left\n", finished, len(groups), g.workload.name, g.model.name, g.pool, left.Round(time.Second))
+		return nil
+	})
 	for _, g := range groups {
 		t.cells = append(t.cells, g.cells...)
 	}
-	return failed
+	return err
 }
 
 // load returns the requests at a rate of sessions. They come for as long as the workload says; those of a trace come as they came, but
@@ -355,15 +338,6 @@ func (g *group) replay(ctx context.Context, c *config.Config, pool replay.Pool, 
 	return x, nil
 }
 
-// enough is the share of the requests that must meet the objective at the capacity.
-const enough = 0.9
-
-// Rates of sessions between which the capacity of a pool is looked for, in a second.
-const (
-	lowestRate  = 1.0 / 256
-	highestRate = 4096
-)
-
 // capacity returns the highest rate at which one of the extreme policies serves enough requests as wanted, within 3 %; 0 if there is none.
 func (g *group) capacity(ctx context.Context) (float64, error) {
 	var order []*config.Config // the policy that was enough last comes first: it is likely to be again
@@ -384,40 +358,6 @@ func (g *group) capacity(ctx context.Context) (float64, error) {
 		return false, err
 	}
 	return highest(leastTested/(g.turns*g.workload.span.Seconds()), 5, serves)
-}
-
-// highest returns the highest rate that is served, of rates around one to begin with; 0 if there is none. The more steps, the closer it is: 1 + 1/2^steps
-// times as much is not served.
-func highest(rate float64, steps int, serves func(float64) (bool, error)) (float64, error) {
-	low, high := 0.0, 0.0
-	for low == 0 || high == 0 {
-		ok, err := serves(rate)
-		switch {
-		case err != nil:
-			return 0, err
-		case ok && rate >= highestRate:
-			return rate, nil
-		case ok:
-			low, rate = rate, 2*rate
-		case rate <= lowestRate:
-			return 0, nil
-		default:
-			high, rate = rate, rate/2
-		}
-	}
-	for range steps {
-		rate := math.Sqrt(low * high)
-		ok, err := serves(rate)
-		if err != nil {
-			return 0, err
-		}
-		if ok {
-			low = rate
-		} else {
-			high = rate
-		}
-	}
-	return low, nil
 }
 
 // perform finds the capacity, and runs every policy at every load.

@@ -19,29 +19,32 @@ import (
 func perform(ctx context.Context, runs []*run, slo replay.SLO, keep bool, to io.Writer) error {
 	p := newProgress(to, runs)
 	defer p.end()
+	return inParallel(len(runs), func(i int) error {
+		err := runs[i].perform(ctx, slo, keep)
+		if err == nil {
+			p.done(runs[i])
+		}
+		return err
+	})
+}
+
+// inParallel does n things, as many at a time as there are cores, until one fails.
+func inParallel(n int, do func(i int) error) error {
 	var mu sync.Mutex // guards the variables below
 	next := 0
 	var failed error
 	var working sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(runs)) {
+	for range min(runtime.GOMAXPROCS(0), n) {
 		working.Go(func() {
-			for {
-				mu.Lock()
-				if next == len(runs) || failed != nil {
-					mu.Unlock()
-					return
-				}
-				r := runs[next]
+			mu.Lock()
+			defer mu.Unlock()
+			for next < n && failed == nil {
+				i := next
 				next++
 				mu.Unlock()
-				err := r.perform(ctx, slo, keep)
-				if err == nil {
-					p.done(r)
-					continue
-				}
+				err := do(i)
 				mu.Lock()
 				failed = errors.Join(failed, err)
-				mu.Unlock()
 			}
 		})
 	}
