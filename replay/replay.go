@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/flow"
 	"github.com/tandem-serving/tandem/epp/kvfeed"
 	"github.com/tandem-serving/tandem/epp/pool"
+	"github.com/tandem-serving/tandem/epp/scale"
 	"github.com/tandem-serving/tandem/epp/sched"
 	"github.com/tandem-serving/tandem/epp/setup"
 	"github.com/tandem-serving/tandem/epp/shadow"
@@ -145,6 +146,7 @@ type picker struct {
 	observers []epp.Observer
 	members   []epp.EndpointObserver // what learns which endpoints there are
 	sizer     sizer                  // the plugin replica-sizer; nil if there is none
+	asked     scale.Requests         // what requests were like, if there is one
 	loads     loads
 	waiting   waiting
 	feeds     []*kvfeed.Feed // of plugins that listen to KV events
@@ -261,6 +263,9 @@ func (p *picker) begin(i int, built *config.Built, observers []epp.EndpointObser
 		}
 	}
 	p.observers = picking.Observers
+	if p.sizer != nil {
+		p.observers = append(p.observers, &p.asked)
+	}
 	pipeline, err := sched.NewPipeline(picking)
 	if err != nil {
 		return err
@@ -389,6 +394,11 @@ func (w *world) finish() *Result {
 	if p := w.pickers[0]; p.compared != nil {
 		view := p.compared.View()
 		w.result.Shadow = &view
+	}
+	if p := w.pickers[0]; p.sizer != nil {
+		load := p.asked.Load(w.result.Load())
+		needed := p.sizer.Need(&load)
+		w.result.Needed = &needed
 	}
 	w.result.Timeline = slices.Concat(w.timeline.moments...)
 	return w.result

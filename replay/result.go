@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tandem-serving/tandem/epp/scale"
 	"github.com/tandem-serving/tandem/epp/shadow"
 	"github.com/tandem-serving/tandem/pd"
 )
@@ -51,6 +52,9 @@ type Result struct {
 	Story      *Story   // of the request that Options.Explain names; nil if it names none
 	Timeline   []Sample // in the order of time; at each moment one of each role
 	Sizes      []Resize // by Options.Scaling, in the order of time; nil without it
+	// Needed is what the plugin replica-sizer says that such requests need if as many come in a second as did on average, by what the first picker
+	// has learnt at the end; nil without the plugin.
+	Needed *scale.Needed
 	// Shadow is what Options.Shadow would have decided, of the first picker; nil without it.
 	Shadow *shadow.View
 

@@ -53,7 +53,10 @@ type Resize struct {
 }
 
 // sizer is the plugin replica-sizer.
-type sizer interface{ Sizes() []scale.Size }
+type sizer interface {
+	Sizes() []scale.Size
+	Need(l *scale.Load) scale.Needed
+}
 
 // scaled is a pool that scales.
 type scaled struct {

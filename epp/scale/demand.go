@@ -47,18 +47,25 @@ type picks struct {
 }
 
 func (p *picks) add(d *epp.Decision) {
-	to, cached := &p.local, d.Cached
+	to, own := &p.local, computed(d)
 	if d.Verdict == pd.Remote {
 		to = &p.remote
+	}
+	to[classOf(own)].add(1, own)
+	p.prompts.add(min(1, len(d.Costs)), d.Tokens)
+}
+
+// computed returns how many tokens of a prompt its engine computes: the last one even of a prompt that is all cached.
+func computed(d *epp.Decision) int {
+	cached := d.Cached
+	if d.Verdict == pd.Remote {
 		for i := range d.Picks {
 			if s := &d.Picks[i]; s.Row.Split && s.Seen != nil {
 				cached = s.Seen.Cached
 			}
 		}
 	}
-	own := max(1, d.Tokens-cached) // engines compute the last token even of a prompt that is all cached
-	to[classOf(own)].add(1, own)
-	p.prompts.add(min(1, len(d.Costs)), d.Tokens)
+	return max(1, d.Tokens-cached)
 }
 
 // mix is what requests are like: sums that fade. The zero value knows nothing.
@@ -106,6 +113,14 @@ func (m *mix) take(p *picks) (requests float64) {
 	return requests
 }
 
+// answered adds the length of an answer, if it is known.
+func (m *mix) answered(o *epp.Outcome) {
+	if r := o.Result; r != nil && r.End == pd.EndDone && r.Completion > 0 {
+		m.answers++
+		m.answerTokens += float64(r.Completion)
+	}
+}
+
 // load returns what requests are like, at no rate.
 func (m *mix) load() (l Load) {
 	if m.requests == 0 {
@@ -136,4 +151,32 @@ func (m *mix) pickers() float64 {
 		return 1
 	}
 	return max(1, min(m.allInFlight/m.ownInFlight, mostPickers))
+}
+
+// Requests sums up what requests are like, the first as much as the last, for questions about a load that is over. It is an epp.Observer. The
+// zero value knows of none. It is not safe for concurrent use.
+type Requests struct{ mix mix }
+
+// Observe implements epp.Observer.
+func (r *Requests) Observe(o *epp.Outcome) {
+	d, m := o.Decision, &r.mix
+	if d == nil {
+		return
+	}
+	own, count, tokens := computed(d), &m.local, &m.localTokens
+	if d.Verdict == pd.Remote {
+		count, tokens = &m.remote, &m.remoteTokens
+	}
+	class := classOf(own)
+	count[class]++
+	tokens[class] += float64(own)
+	m.requests, m.tokens, m.chosen = m.requests+1, m.tokens+float64(d.Tokens), m.chosen+float64(min(1, len(d.Costs)))
+	m.answered(o)
+}
+
+// Load returns the load of such requests if so many come in a second, independently of each other.
+func (r *Requests) Load(rate float64) Load {
+	l := r.mix.load()
+	l.Rate, l.Burst = rate, 1
+	return l
 }

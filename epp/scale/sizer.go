@@ -169,10 +169,7 @@ func (s *Sizer) Picked(_ *epp.Round, _ []epp.Candidate, d *epp.Decision) { s.pic
 func (s *Sizer) Observe(o *epp.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r := o.Result; r != nil && r.End == pd.EndDone && r.Completion > 0 {
-		s.mix.answers++
-		s.mix.answerTokens += float64(r.Completion)
-	}
+	s.mix.answered(o)
 	if d := o.Decision; d != nil && d.Picks[0].Seen != nil {
 		if c := d.Picks[0].Seen.Load.Cache; c.Blocks > 0 && c.BlockTokens > 0 {
 			s.cache = float64(c.Blocks) * float64(c.BlockTokens)
@@ -239,12 +236,28 @@ func (s *Sizer) roles() (prefill, decode members) {
 	return prefill, decode
 }
 
+// engines returns what is known of the endpoints of both roles, but for the KV cache.
+func (s *Sizer) engines(prefill, decode *members) Engines {
+	return Engines{Prefill: s.model.Rates(prefill.endpoints), Decode: s.model.Rates(decode.endpoints),
+		PrefillCost: s.config.Prefill.Cost / float64(prefill.ranks()), DecodeCost: s.config.Decode.Cost / float64(decode.ranks()), NoPrefill: s.config.Prefill.Max == 0}
+}
+
+// Need returns how many endpoints of each role a load needs, by the times that have been learnt. It is the function that sizes are computed by
+// each Interval.
+func (s *Sizer) Need(l *Load) Needed {
+	prefill, decode := s.roles()
+	engines := s.engines(&prefill, &decode)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	engines.KVTokens = s.cache
+	return Need(l, s.config.Objective, &engines, s.split)
+}
+
 // compute closes an interval, and computes the sizes.
 func (s *Sizer) compute(now time.Time) {
 	prefill, decode := s.roles()
 	waits := s.waits()
-	engines := Engines{Prefill: s.model.Rates(prefill.endpoints), Decode: s.model.Rates(decode.endpoints),
-		PrefillCost: s.config.Prefill.Cost / float64(prefill.ranks()), DecodeCost: s.config.Decode.Cost / float64(decode.ranks()), NoPrefill: s.config.Prefill.Max == 0}
+	engines := s.engines(&prefill, &decode)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	took := Interval

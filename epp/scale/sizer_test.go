@@ -429,3 +429,37 @@ func TestPrefillStaysWithDecode(t *testing.T) {
 		t.Errorf("%d+%d are wanted, want one prefill replica while decode serves", p, d)
 	}
 }
+
+// TestNeedOfTheSizer: for the load that it follows, the sizer needs what it says that any such load needs, and twice as much load needs more. Requests
+// tells the load, whatever part of it is old.
+func TestNeedOfTheSizer(t *testing.T) {
+	b := startSizer(t, 2, 2)
+	var asked Requests
+	for range 40 { // ten minutes
+		for range 20 * int(Interval.Seconds()) {
+			o := &epp.Outcome{Decision: b.decision(2000), Result: &pd.AnswerSummary{End: pd.EndDone, Completion: 300}}
+			b.Picked(nil, nil, o.Decision)
+			b.Observe(o)
+			asked.Observe(o)
+		}
+		b.clock.advance()
+	}
+	asked.Observe(&epp.Outcome{Decision: &epp.Decision{Verdict: pd.Local, Tokens: 4000, Cached: 3990, Picks: []epp.StagePick{{Row: &decodeRow, Endpoints: b.decode[:1]}}}})
+	load := asked.Load(20)
+	if load.Rate != 20 || load.Answer != 300 || load.Prompt < 2000 || load.Prompt > 2001 || load.Chosen {
+		t.Fatalf("%+v, want 20 requests a second of 2000 and 300 tokens", load)
+	}
+	if first, last := load.Prompts[0], load.Prompts[classOf(2000)]; first.Tokens != 10 || first.Remote != 0 || last.Tokens != 2000 || last.Remote != 1 {
+		t.Errorf("prompts %+v and %+v, want one of 10 computed tokens on decode, and 2000 on prefill", first, last)
+	}
+	got := b.Need(&load)
+	for _, s := range b.Sizes() {
+		if want := map[string]int{"prefill": got.Prefill, "decode": got.Decode}[s.Role]; s.Needed != want {
+			t.Errorf("%s: %d are needed, and %d for a load like it", s.Role, s.Needed, want)
+		}
+	}
+	load = asked.Load(40)
+	if more := b.Need(&load); more.Prefill <= got.Prefill {
+		t.Errorf("%+v for twice the load of %+v", more, got)
+	}
+}

@@ -91,6 +91,9 @@ func Advise(ctx context.Context, std boot.IO, args []string) error {
 		return err
 	}
 	said := a.conclude(s, tried)
+	if said.scaler, err = sizeByScaler(ctx, said.best.run, s.slo()); err != nil {
+		return err
+	}
 	write := said.text
 	if a.Output.JSON {
 		write = said.json
@@ -372,9 +375,10 @@ type conclusion struct {
 	all      []*tried // the best first
 	best     *tried
 	shared   *tried
-	split    bool    // a split is worthwhile
-	gain     between // of the best split over shared engines, in share of the requests that came to these
-	bestOf   *tried  // the best split; nil: there is but one engine
+	split    bool        // a split is worthwhile
+	gain     between     // of the best split over shared engines, in share of the requests that came to these
+	bestOf   *tried      // the best split; nil: there is but one engine
+	scaler   *scalerSize // what the scaler would have
 }
 
 // between is a mean, and where it is with 90 % confidence.
@@ -465,7 +469,7 @@ func (c *conclusion) words() (lines []string) {
 		lines = append(lines, fmt.Sprintf("Do not split: of %d shared engines (%v) %.1f %% of the requests meet %s. The best split, %v by %s, changes that by %s percentage points, which is not worth a hand-off for each request.",
 			best.pool.Engines(), best.pool, 100*best.summary.Met, slo, c.bestOf.run.pool, c.bestOf.what, c.gain.points()))
 	}
-	lines = append(lines, fmt.Sprintf("Expect %.3g requests/s within it (%.3g to %.3g) of %.3g/s.", g.Mean, g.Low, g.High, c.best.rate()))
+	lines = append(lines, fmt.Sprintf("Expect %.3g requests/s within it (%.3g to %.3g) of %.3g/s.", g.Mean, g.Low, g.High, c.best.rate()), c.scaler.words(slo))
 	if c.bestOf != nil && !c.split && c.bestOf.run.summary.ITL.P99*2 < c.shared.run.summary.ITL.P99 {
 		lines = append(lines, fmt.Sprintf("If single late tokens matter: a split has gaps between tokens of %s ms at the p99, shared engines of %s ms.", ms(c.bestOf.run.summary.ITL.P99), ms(c.shared.run.summary.ITL.P99)))
 	}
@@ -535,14 +539,15 @@ func (c *conclusion) json(to io.Writer) error {
 		return row{t.run.pool.String(), t.what, s.Met, t.goodput(), s.TTFT.P50, s.TTFT.P95, s.TPOT.P95, s.ITL.P99, s.RemoteShare, s.Refused}
 	}
 	said := struct {
-		Split  bool     `json:"split"`
-		Advice []string `json:"advice"`
-		Best   row      `json:"best"`
-		Gain   *between `json:"gain_of_split,omitempty"` // of the best split over shared engines, in shares of the requests
-		Engine string   `json:"engine"`
-		Load   float64  `json:"requests_per_second"`
-		Tried  []row    `json:"tried"`
-	}{Split: c.split, Advice: c.words(), Best: rowOf(c.best), Engine: c.best.run.engine, Load: c.best.rate()}
+		Split  bool        `json:"split"`
+		Advice []string    `json:"advice"`
+		Best   row         `json:"best"`
+		Gain   *between    `json:"gain_of_split,omitempty"` // of the best split over shared engines, in shares of the requests
+		Scaler *scalerSize `json:"replica_sizer"`           // engines that the scaler would have
+		Engine string      `json:"engine"`
+		Load   float64     `json:"requests_per_second"`
+		Tried  []row       `json:"tried"`
+	}{Split: c.split, Advice: c.words(), Best: rowOf(c.best), Scaler: c.scaler, Engine: c.best.run.engine, Load: c.best.rate()}
 	if c.bestOf != nil {
 		said.Gain = &c.gain
 	}

@@ -3,6 +3,7 @@ package replay
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math"
 	"reflect"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/tandem/workload"
+	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/plugin"
 	"github.com/tandem-serving/tandem/replay"
 )
 
@@ -63,6 +66,9 @@ func concluded(t *testing.T, a *advice) (split bool, text string) {
 		t.Fatal(err)
 	}
 	c := a.conclude(s, all)
+	if c.scaler, err = sizeByScaler(t.Context(), c.best.run, s.slo()); err != nil {
+		t.Fatal(err)
+	}
 	var b, words bytes.Buffer
 	if err := c.json(&b); err != nil {
 		t.Fatal(err)
@@ -158,5 +164,55 @@ func TestNearer(t *testing.T) {
 	}
 	if want := [][]int{{13, 15}, {16}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("then %v prefill, want %v", got, want)
+	}
+}
+
+// TestAdviceAndScalerAgree feeds the same requests, engines and objectives to both: the rate at which nine in ten requests meet the objective on
+// a pool, as advise finds it by replays, and the engines that replica-sizer has for that rate, as it computes them from the times it learns. They
+// differ by as much as docs/howto/advise.md says, whose quick rows these are.
+func TestAdviceAndScalerAgree(t *testing.T) {
+	for _, test := range []struct {
+		engine        string
+		input, output int
+		ttft          time.Duration
+		pool, scaler  string
+		rate          float64
+	}{
+		{"qwen3-32b-h100-tp2", 4000, 500, 2 * time.Second, "2P+2D", "2P+2D", 8.02},
+		{"qwen3-32b-h100-tp2", 4000, 500, 2 * time.Second, "4B", "4B", 5.28},
+		{"llama-70b-h100-tp4", 12035, 343, 5 * time.Second, "3P+1D", "4P+2D", 3.64},
+		{"llama-70b-h100-tp4", 12035, 343, 5 * time.Second, "4B", "4B", 1.37},
+		{"llama-70b-h100-tp4", 2048, 28, time.Second, "4B", "3B", 8.06},
+	} {
+		t.Run(fmt.Sprintf("%s %d/%d %s", test.engine, test.input, test.output, test.pool), func(t *testing.T) {
+			t.Parallel()
+			both := func(n int) workload.Lengths { return workload.Lengths{Least: n, Most: n} }
+			a := &advice{hardwareFlags{GPUs: 1, Engine: test.engine, Bandwidth: 50},
+				adviceLoad{TTFT: test.ttft, TPOT: 30 * time.Millisecond, Speed: 1, Seed: 1, Input: both(test.input), Output: both(test.output)}, adviceOutput{}}
+			s := a.settings()
+			m, err := s.Pool.model(test.engine)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := config.Parse(costYAML, plugin.Table)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var pool replay.Pool
+			if err := pool.UnmarshalText([]byte(test.pool)); err != nil {
+				t.Fatal(err)
+			}
+			r := &run{options: s.options(m, pool, c)}
+			if err := s.loadOne(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			size, err := sizeByScaler(t.Context(), r, s.slo())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := size.pool(pool); got.String() != test.scaler || math.Abs(r.load/test.rate-1) > 0.02 {
+				t.Errorf("at %.3g requests a second, %v by advise and %v by the scaler; docs/howto/advise.md says %v and %s", r.load, pool, got, test.rate, test.scaler)
+			}
+		})
 	}
 }
