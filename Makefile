@@ -182,7 +182,7 @@ release: modules .tools/helm .tools/cyclonedx-gomod ## write a release into bin/
 	@VERSION='$(VERSION)' .ci/release
 
 .PHONY: demo
-demo: build ## run a whole P/D stack on this machine and prove that it works, ENGINE=sglang on SGLang's engines; bin/demo.jsonl is what its picker was asked
+demo: build ## run a whole P/D stack on this machine and prove that it works, ENGINE=sglang or trtllm on other engines than vLLM's; bin/demo.jsonl is what its picker was asked
 	bin/tandem demo --engine $(ENGINE) --capture bin/demo.jsonl
 
 .PHONY: bench

@@ -91,9 +91,11 @@ func TestCommandLine(t *testing.T) {
 		{"unknown fault", []string{"demo", "--bin-dir", programs, "--fault", "bad-hair"}, 2, "", `fault "bad-hair" is not known`},
 		{"no NIXL", []string{"demo", "--bin-dir", programs, "--transport=nixl", "--nixl-library", filepath.Join(t.TempDir(), "no.so")}, 4, "", "make nixl"},
 		{"library without transport nixl", []string{"demo", "--nixl-library=x"}, 3, "", "nixl-library: has no effect with --transport tcp"},
-		{"unknown engine", []string{"demo", "--engine=triton"}, 2, "", "vllm, sglang"},
+		{"unknown engine", []string{"demo", "--engine=triton"}, 2, "", "vllm, sglang, trtllm"},
 		{"NIXL between engines of SGLang", []string{"demo", "--engine=sglang", "--transport=nixl"}, 3, "", "transport: NIXL moves the KV of vLLM's simulated engines only"},
 		{"a fault of another engine", []string{"demo", "--engine=sglang", "--fault=bad-handoff:foreign"}, 3, "", "fault: engines of sglang do not have the fault bad-handoff"},
+		{"NIXL between engines of TensorRT-LLM", []string{"demo", "--engine=trtllm", "--transport=nixl"}, 3, "", "leave it out with --engine trtllm"},
+		{"a fault that TensorRT-LLM does not have", []string{"demo", "--engine=trtllm", "--fault=no-handoff"}, 3, "", "fault: engines of trtllm do not have the fault no-handoff"},
 		{"unknown transport", []string{"demo", "--transport=rdma"}, 2, "", "tcp, nixl"},
 		{"no rounds", []string{"demo", "--rounds=0"}, 3, "", "rounds: must be from 1 to 1000, got 0"},
 		{"too many pairs", []string{"demo", "--pairs=101"}, 3, "", "pairs: must be from 0 to 100, got 101"},
@@ -204,6 +206,31 @@ func TestDemoOnSGLang(t *testing.T) {
 	}
 }
 
+// trtllmChecks lists what the demo checks of TensorRT-LLM's engines.
+var trtllmChecks = []string{"every request answered", "prefilled where expected", "pods of each request known", "tokens equal to the reference engine's",
+	"KV bytes moved as expected", "no block is held, no hand-off waits", "hand-off of a failed decode leg read at once, which frees it",
+	"phases add up to the time in the sidecar", "all programs ended"}
+
+// TestDemoOnTRTLLM runs the demo on context and generation engines, whose legs are sent one after the other.
+func TestDemoOnTRTLLM(t *testing.T) {
+	got, d := demoJSON(t, "--engine=trtllm", "--rounds=2")
+	if got.code != 0 || failedChecks(&d) != nil || d.KVMoved == 0 {
+		t.Fatalf("exit %d: %s\n%s", got.code, got.stderr, got.stdout)
+	}
+	for i, c := range d.Checks {
+		if c.Name != trtllmChecks[i] {
+			t.Errorf("check %d is %q, want %q", i, c.Name, trtllmChecks[i])
+		}
+	}
+	for i, r := range d.Requests {
+		_, overlap := r.Phases["overlap"]
+		_, handoff := r.Phases["handoff"]
+		if overlap || handoff != (r.Decision == "remote") || !strings.HasPrefix(r.DecodePod, "decode-") || r.Prompt == 0 || r.Completion < 16 {
+			t.Errorf("request %d: %+v", i+1, r)
+		}
+	}
+}
+
 // TestDemoOverNIXL runs the demo with KV that the real library moves, between programs built with it.
 func TestDemoOverNIXL(t *testing.T) {
 	switch library := stack.NIXLLibrary(); {
@@ -285,7 +312,7 @@ func TestDemoCompares(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make test-all runs it")
 	}
-	for _, engine := range []string{"vllm", "sglang"} {
+	for _, engine := range []string{"vllm", "sglang", "trtllm"} {
 		t.Run(engine, func(t *testing.T) { compares(t, engine) })
 	}
 }
@@ -325,11 +352,12 @@ func TestDemoFails(t *testing.T) {
 		{"vllm", "no-handoff", []int{answers, decisions, bytes, lost}},
 		{"vllm", "status:500", []int{answers, decisions, bytes, lost}},
 		{"sglang", "status:500", []int{answers, pods, bytes, lost}}, // decode engines got legs for which there is no answer
+		{"trtllm", "status:500", []int{answers, decisions, bytes, lost}},
 	}
 	for _, test := range tests {
 		t.Run(test.engine+" "+test.fault, func(t *testing.T) {
 			got, d := demoJSON(t, "--engine="+test.engine, "--rounds=1", "--fault", test.fault)
-			names := map[string][]string{"vllm": checks, "sglang": sglangChecks}[test.engine]
+			names := map[string][]string{"vllm": checks, "sglang": sglangChecks, "trtllm": trtllmChecks}[test.engine]
 			var want []string
 			for _, i := range test.failed {
 				want = append(want, names[i])

@@ -150,7 +150,7 @@ func (c *contest) start(ctx context.Context, with *settings) error {
 	if e.split.plain > 0 {
 		options.Prefill, options.Decode, options.Plain = 0, 0, e.split.count()
 	} else {
-		options = stack.PDOptions{Dir: with.BinDir, Proxy: with.proxy()}
+		options = stack.PDOptions{Dir: with.BinDir, Engine: e.name, Proxy: with.proxy()}
 		for _, pod := range append(split.Prefill, split.Decode...) {
 			options.DecodeEngines = append(options.DecodeEngines, pod.Engine)
 		}

@@ -25,7 +25,7 @@ const Summary = "run a whole P/D stack on this machine and prove that it works"
 // settings are the flags.
 type settings struct {
 	BinDir    string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, keeper, sidecar, sim and tandem, and nixl/. Default: the folder of this program"`
-	Engine    string        `flag:"engine" enum:"vllm,sglang" help:"what the engines simulate: it decides how they hand over"`
+	Engine    string        `flag:"engine" enum:"vllm,sglang,trtllm" help:"what the engines simulate: it decides how they hand over"`
 	Proxy     string        `flag:"proxy" enum:"auto,envoy,gateway" help:"the proxy that clients talk to; auto: Envoy if one is found (ENVOY_BIN, .tools/envoy or PATH), else the built-in gateway"`
 	Transport string        `flag:"transport" enum:"tcp,nixl" help:"how KV moves between the engines, and how sidecars notify them: Tandem's own TCP, or the real NIXL library (needs programs of make nixl)"`
 	Library   string        `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: TANDEM_NIXL_LIB, else .tools/nixl of the checkout, else the library of the loader or a Python environment"`
@@ -35,7 +35,7 @@ type settings struct {
 	Report    string        `flag:"report" arg:"FILE.html" help:"write the report as a page"`
 	JSON      bool          `flag:"json" help:"print the report as JSON instead of text"`
 	Timeout   time.Duration `flag:"timeout" help:"longest time of the whole run"`
-	Fault     string        `flag:"fault" arg:"FAULT[:ARG]" help:"make the prefill engines fail, to see the checks fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and other faults of the simulator; SGLang's have no lease and no hand-off to spoil. Nothing is compared then"`
+	Fault     string        `flag:"fault" arg:"FAULT[:ARG]" help:"make the prefill engines fail, to see the checks fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and other faults of the simulator; those of SGLang and TensorRT-LLM have no lease and no hand-off to spoil. Nothing is compared then"`
 }
 
 const (

@@ -12,7 +12,7 @@
 // whole requests, and to one in which half of them prefill for others. The engines are simulated, so the figures are those of a
 // model; how late requests are sent tells whether the machine kept up with it.
 //
-// The engines simulate those of vLLM or SGLang. All that differs between the two is in the descriptions of engine.go.
+// The engines simulate those of vLLM, SGLang or TensorRT-LLM. All that differs between them is in the descriptions of engine.go.
 //
 // The demo does not measure the performance of Tandem, build programs or draw pictures.
 package demo

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// engine is what the demo has to know of the engines that it simulates: all that differs between vLLM's and SGLang's.
+// engine is what the demo has to know of the engines that it simulates: all that differs between those of vLLM, SGLang and TensorRT-LLM.
 type engine struct {
 	name  string // of stack.PDOptions
 	title string // for a person
@@ -31,7 +31,7 @@ type engine struct {
 
 	singles              []class  // outside of conversations
 	laterTurns           class    // of conversations
-	textOnly             []pd.API // whose answers have no token ids
+	textOnly             []pd.API // whose answers have no token ids, and whose requests do not ask for them
 	wholeSide, splitSide string   // what the engines of a side of the comparison do
 
 	// settles is how long an engine may hold something after the last answer.
@@ -54,7 +54,7 @@ type engine struct {
 }
 
 // engines are those that can be simulated.
-var engines = map[string]*engine{stack.EngineVLLM: &vllm, stack.EngineSGLang: &sglang}
+var engines = map[string]*engine{stack.EngineVLLM: &vllm, stack.EngineSGLang: &sglang, stack.EngineTRTLLM: &trtllm}
 
 // arrangement is how many engines a stack has of each role. Plain ones take what stays local where decode engines compute no prompts.
 type arrangement struct{ prefill, decode, plain int }
@@ -103,14 +103,17 @@ type state struct {
 	KVBytesServed int64 `json:"kv_bytes_served"`
 
 	Released int64 `json:"released"` // leases of vLLM that a notification ended
-	Expired  int64 `json:"expired"`  // leases of vLLM that expired
+	Expired  int64 `json:"expired"`  // leases of vLLM that expired, and hand-offs of TensorRT-LLM that were not read in time
 
-	Live     int `json:"live"`     // requests of SGLang that have not ended, those that wait for the other leg among them
+	Live     int `json:"live"`     // requests of SGLang or TensorRT-LLM that have not ended, those that wait for the other leg among them
 	Deferred int `json:"deferred"` // requests of SGLang that have ended, and whose pages are not free yet
+	Kept     int `json:"kept"`     // context legs of TensorRT-LLM that have ended, and whose blocks no generation engine has read yet
 }
 
 // idle reports whether the engine holds nothing for requests.
-func (s *state) idle() bool { return s.Blocks.Used == 0 && s.Live == 0 && s.Deferred == 0 }
+func (s *state) idle() bool {
+	return s.Blocks.Used == 0 && s.Live == 0 && s.Deferred == 0 && s.Kept == 0
+}
 
 // account is what an engine of the stack says of itself.
 type account struct {

@@ -151,7 +151,7 @@ func (r *runner) follow(ctx context.Context, t *thread, alone bool) error {
 
 // send sends a question to the stack. A failed answer is part of the report; the error is one of the demo itself.
 func (s *stage) send(ctx context.Context, t turn, history []message, alone bool, line *progress) (x exchange, err error) {
-	if x.question, err = t.ask(history); err != nil {
+	if x.question, err = t.ask(s.engine, history); err != nil {
 		return x, err
 	}
 	if x.foretold, err = s.explain(ctx, &x.question); err != nil {

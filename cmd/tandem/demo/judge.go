@@ -117,9 +117,19 @@ func (e *evidence) judgeTokens() report.Check {
 	right, of := e.tally(func(x *exchange) bool { return x.asReference(e.engine) })
 	how := ""
 	if len(e.engine.textOnly) > 0 {
-		how = "; chats by their text, because their answers have no token ids"
+		how = "; " + apiWords(e.engine.textOnly) + " by their text, because their answers have no token ids"
 	}
 	return check(checkTokens, right == of && of > 0, "%d of %d answers%s", right, of, how)
+}
+
+// apiWords names what is asked for over APIs.
+func apiWords(apis []pd.API) string {
+	words := map[pd.API]string{pd.APIChat: "chats", pd.APICompletions: "completions"}
+	var all []string
+	for _, api := range apis {
+		all = append(all, words[api])
+	}
+	return strings.Join(all, " and ")
 }
 
 // asReference reports whether the answer has all tokens that were asked for, and they are the reference's. Some answers have them

@@ -29,7 +29,7 @@ func (s *stage) lose(ctx context.Context) (l lostLeg, err error) {
 	if err != nil {
 		return l, err
 	}
-	if l.question, err = draw(rand.New(rand.NewPCG(3, 4)), &lostClass).ask(nil); err != nil {
+	if l.question, err = draw(rand.New(rand.NewPCG(3, 4)), &lostClass).ask(s.engine, nil); err != nil {
 		return l, err
 	}
 	// All decode engines refuse, because the picker chooses one of them. The answer to the client comes from the same one.
@@ -75,7 +75,7 @@ func (s *stage) look(ctx context.Context) (l lostLeg, err error) {
 	for _, a := range accounts {
 		l.handoffs += s.engine.handoffs(&a)
 		l.expired += a.Expired
-		l.held += int64(a.Blocks.Used + a.Live + a.Deferred)
+		l.held += int64(a.Blocks.Used + a.Live + a.Deferred + a.Kept)
 	}
 	for _, sidecar := range s.sidecars {
 		page, err := promtext.Get(ctx, s.http, "http://"+sidecar+"/metrics")

@@ -74,7 +74,7 @@ func readLoads(ctx context.Context, s *stage, a *account) error {
 	return nil
 }
 
-// allBlocks returns all blocks of the prompts: decode has none of them cached.
+// allBlocks returns all blocks of the prompts: decode engines of SGLang have none of them cached, and those of TensorRT-LLM read them anyway.
 func allBlocks(_ int64, blockSize int, remote ...*exchange) (n int64) {
 	for _, x := range remote {
 		n += int64(x.blocks(blockSize))
@@ -90,10 +90,10 @@ func prefillLegs(a *account) int64 {
 	return 0
 }
 
-// judgeReceived compares the bytes that moved with the pages of the remote prompts, in sum and for every request that ran alone.
+// judgeReceived compares the bytes that moved with the blocks, or pages, of the remote prompts, in sum and for every request that ran alone.
 func (e *evidence) judgeReceived() report.Check {
 	m := e.moved()
-	return check(checkKV, m.passed(), "decode engines received %s, which are all %d pages of %d remote prompts; prefill engines sent %s; "+
+	return check(checkKV, m.passed(), "decode engines received %s, which are all %d blocks of %d remote prompts; prefill engines sent %s; "+
 		"right for %d of %d requests that ran alone",
 		against(e.pulled.bytes, m.pulled*e.blockBytes, "byte"), m.pulled, len(m.remote), against(m.served, m.offered, "byte"), m.right, m.alone)
 }

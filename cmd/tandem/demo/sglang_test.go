@@ -113,7 +113,7 @@ func TestReadLoads(t *testing.T) {
 // SGLang's own call has its text and its limit elsewhere.
 func TestOwnCall(t *testing.T) {
 	own := &sglang.singles[len(sglang.singles)-1]
-	q, err := turn{class: own, words: "hello", tokens: 16}.ask(nil)
+	q, err := turn{class: own, words: "hello", tokens: 16}.ask(&sglang, nil)
 	if want := `{"sampling_params":{"ignore_eos":true,"max_new_tokens":16,"temperature":0},"text":"hello"}`; err != nil || string(q.body) != want {
 		t.Errorf("%s, %v", q.body, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -122,10 +123,14 @@ type question struct {
 	tokens int // of the answer
 }
 
-// ask returns the question of a turn. history is the chat before it.
-func (t turn) ask(history []message) (question, error) {
+// ask returns the question of a turn for engines of a kind. history is the chat before it. TensorRT-LLM refuses members that it does
+// not know, so that token ids are requested only where answers have them.
+func (t turn) ask(of *engine, history []message) (question, error) {
 	body := map[string]any{"model": modelName, "max_tokens": t.tokens, "ignore_eos": true, "temperature": 0,
-		"stream": t.class.stream, "return_token_ids": true}
+		"stream": t.class.stream}
+	if !slices.Contains(of.textOnly, t.class.api) {
+		body["return_token_ids"] = true
+	}
 	if t.class.stream {
 		body["stream_options"] = map[string]bool{"include_usage": true}
 	}

@@ -62,7 +62,7 @@ func sidesOfTheThreshold(t *testing.T, e *engine) {
 				system = len(thread.system) / 4
 			}
 			for _, turn := range thread.turns {
-				q, err := turn.ask(history)
+				q, err := turn.ask(e, history)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -102,7 +102,7 @@ func estimate(t *testing.T, q *question) int {
 func TestConversationGoesOn(t *testing.T) {
 	history := []message{{"system", "be brief"}, {"user", "a"}, {"assistant", "b"}}
 	for _, words := range []string{"c", "d"} { // the first turn must not change the history of the second
-		q, err := turn{class: &laterTurn, words: words, tokens: 16}.ask(history)
+		q, err := turn{class: &laterTurn, words: words, tokens: 16}.ask(&vllm, history)
 		if err != nil {
 			t.Fatal(err)
 		}
