@@ -47,7 +47,7 @@ type listen struct {
 	BodyLimit   boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
 	BufferLimit boot.Bytes `flag:"buffer-limit" arg:"BYTES" help:"bytes of request bodies that are buffered for prefill on other pods, over all requests; more are refused with 503. The process takes two to three times as much memory"`
 	// Kept is here for the same reason.
-	Kept    boot.Bytes `flag:"continue-memory" arg:"BYTES" help:"memory for the token ids of streams that may go on elsewhere, over all streams; further streams cannot"`
+	Kept    boot.Bytes `flag:"continue-memory" arg:"BYTES" help:"memory for the token ids, or the requests, of streams that may go on elsewhere, over all streams; further streams cannot"`
 	Clients int        `flag:"max-connections" arg:"NUMBER" help:"connections to one data port; further ones are closed at once"`
 }
 

@@ -42,6 +42,7 @@ const (
 	Logprobs   Refusal = "logprobs"   // of the prompt, or of chosen tokens, which a completion from ids does not have in the same form
 	Unreadable Refusal = "unreadable" // the body, or an event, has another form than vLLM's
 	Memory     Refusal = "memory"     // as many ids are kept as may be
+	Sampled    Refusal = "sampled"    // the answer must be generated again, and another engine would say something else
 )
 
 // The members of a request, in the order of requestTable.

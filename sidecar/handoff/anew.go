@@ -167,7 +167,7 @@ func (x *Exchange) askAnewAt(t pd.Target) (*anewLeg, error) {
 	sent, status := time.Now(), 0
 	x.Clock.Enter(pd.PhaseFirst, sent)
 	of.vigil = x.legs.hung.watch(t, engine, waitFirst, payload.Length, cancel)
-	x.ongoing.begins(of.vigil, func() { cancel(errLeft) })
+	x.beginsLeg(of.vigil, func() { cancel(errLeft) })
 	req, err := transport.NewBufferedLeg(ctx, engine.URL+x.request.URL.RequestURI(), header, payload.Segments, payload.Length)
 	if err == nil {
 		of.resp, err = engine.Transport.RoundTrip(req)

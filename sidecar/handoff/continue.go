@@ -37,23 +37,41 @@ type Continue struct {
 	Others Others
 }
 
-// ongoing is a stream that may go on at another engine. It implements relay.Continuation.
+// continued is a stream that may go on at another engine.
+type continued interface {
+	relay.Continuation
+	// begins says how the leg of the local engine is ended when another one has gone on, and who watches that engine.
+	begins(v *vigil, end func())
+	// end ends the stream and the leg of the engine that went on with it.
+	end()
+}
+
+// ongoing is a stream that goes on at another engine from its token ids.
 type ongoing struct {
 	*continuation.Stream
+	mover
+	tried bool // to leave the local engine
+}
+
+// mover has other engines go on with a stream.
+type mover struct {
 	x      *Exchange
 	answer *relay.Answer // of the engine that goes on; nil: of none
 	close  func()        // ends the leg to it
 	leave  func()        // ends the leg of the local engine
 	vigil  *vigil        // of the engine that sends the answer
-	tried  bool          // to leave it
 	failed bool          // the end of the answer cannot be had
 	before int           // how often other sidecars had it go on before the request came here
 }
 
+// mover makes the mover of the stream.
+func (x *Exchange) mover() mover {
+	return mover{x: x, before: movedBefore(x.request.Header) + x.Anew}
+}
+
 // mayGoOn prepares a leg of the local engine whose stream may go on elsewhere, if the request allows that, and returns its body.
 func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Payload {
-	x.ongoing.end()
-	x.ongoing, x.Elsewhere = nil, nil
+	x.endOngoing()
 	_, able := x.legs.Dialect.(dialect.Continuer)
 	if !able || x.legs.Continue.Times == 0 || !req.Stream() {
 		return l
@@ -69,21 +87,50 @@ func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Paylo
 	for _, segment := range payload.Segments {
 		b.Append(segment)
 	}
-	of, why := continuation.Read(x.API, &b)
-	if why == continuation.OtherAPI {
-		return l
+	var member []byte
+	why := continuation.Regenerable(x.API, &b)
+	switch why {
+	case "":
+		x.setOngoing(&regenerating{Regeneration: continuation.NewRegeneration(payload, x.legs.Continue.Memory), mover: x.mover()})
+	case continuation.OtherAPI:
+		member, why = x.mayGoOnFromIDs(&b)
 	}
-	if why != "" {
+	if why != "" && why != continuation.OtherAPI {
 		x.legs.Metrics.Continued.WithLabelValues(causeNone, string(why)).Inc()
-		return l
 	}
-	x.ongoing = &ongoing{Stream: continuation.NewStream(of, x.legs.Continue.Memory), x: x, before: movedBefore(x.request.Header) + x.Anew}
-	x.Elsewhere = x.ongoing
+	return withMember(l, member)
+}
+
+// mayGoOnFromIDs prepares a stream that may go on from its token ids. It returns what the leg needs for that in its body.
+func (x *Exchange) mayGoOnFromIDs(b *body.Body) (member []byte, why continuation.Refusal) {
+	of, why := continuation.Read(x.API, b)
+	if why != "" {
+		return nil, why
+	}
+	o := &ongoing{Stream: continuation.NewStream(of, x.legs.Continue.Memory), mover: x.mover()}
+	x.setOngoing(o)
 	if c, ok := x.handoff.of.(dialect.UsageCorrector); ok {
 		cached, _ := c.Cached()
-		x.ongoing.SetCached(cached)
+		o.SetCached(cached)
 	}
-	return withMember(l, of.Member())
+	return of.Member(), ""
+}
+
+func (x *Exchange) setOngoing(c continued) { x.ongoing, x.Elsewhere = c, c }
+
+// endOngoing ends the stream that may go on elsewhere, if there is one.
+func (x *Exchange) endOngoing() {
+	if x.ongoing != nil {
+		x.ongoing.end()
+		x.ongoing, x.Elsewhere = nil, nil
+	}
+}
+
+// beginsLeg notes who watches the engine of a new leg whose stream may go on elsewhere, and how the leg is ended when it has.
+func (x *Exchange) beginsLeg(v *vigil, end func()) {
+	if x.ongoing != nil {
+		x.ongoing.begins(v, end)
+	}
 }
 
 // movedBefore reads from a request how often other sidecars had its stream go on. Without that, two pods that are both to end would
@@ -96,11 +143,14 @@ func movedBefore(h http.Header) int {
 	return n
 }
 
-// mayMove reports whether the stream may go on once more.
-func (o *ongoing) mayMove() bool { return o.before+o.Moves() < o.x.legs.Continue.Times }
+// mayMove reports whether a stream may go on once more that has gone on some times.
+func (m *mover) mayMove(moves int) bool { return m.before+moves < m.x.legs.Continue.Times }
 
 // withMember adds a member, with a comma, to the beginning of a body that is a JSON object with others.
 func withMember(l request.Payload, member []byte) request.Payload {
+	if member == nil {
+		return l
+	}
 	for i, segment := range l.Segments {
 		at := bytes.IndexByte(segment, '{') + 1 // only white space and a byte order mark may be before it
 		if at == 0 {
@@ -124,30 +174,21 @@ func (legs *Legs) Evacuate() { legs.evacuating.Store(true) }
 // any goroutine.
 func (x *Exchange) Moved() bool { return x.moved.Load() }
 
-// begins says how the leg of the local engine is ended when another one has gone on, and who watches that engine.
-func (o *ongoing) begins(v *vigil, end func()) {
-	if o != nil {
-		o.vigil, o.leave = v, end
-	}
-}
+func (m *mover) begins(v *vigil, end func()) { m.vigil, m.leave = v, end }
 
-// end ends the stream and the leg of the engine that went on with it.
 func (o *ongoing) end() {
-	if o == nil {
-		return
-	}
 	o.endLeg()
 	o.Stream.Close()
 }
 
-func (o *ongoing) endLeg() {
-	if o.answer != nil {
-		o.answer.Free()
-		o.answer = nil
+func (m *mover) endLeg() {
+	if m.answer != nil {
+		m.answer.Free()
+		m.answer = nil
 	}
-	if o.close != nil {
-		o.close()
-		o.close = nil
+	if m.close != nil {
+		m.close()
+		m.close = nil
 	}
 }
 
@@ -167,7 +208,6 @@ const (
 
 // GoOn implements relay.Continuation. It tries the other decode pods that the picker has named, then others, then the prefill candidates.
 func (o *ongoing) GoOn(cause error) *relay.Answer {
-	x := o.x
 	if end := o.End(); end != nil {
 		o.endLeg()
 		o.answer = relay.NewAnswer(bytes.NewReader(end))
@@ -179,7 +219,17 @@ func (o *ongoing) GoOn(cause error) *relay.Answer {
 	case o.Stopped():
 		return o.complete()
 	}
-	result := o.tryOthers()
+	return o.brokeOff(cause, o.tryOthers())
+}
+
+// tryOthers has another engine go on from the token ids, whose answer is then o.answer.
+func (o *ongoing) tryOthers() (result string) {
+	return o.mover.tryOthers(o.Refusal(), o.Moves(), o.send, o.Moved)
+}
+
+// brokeOff returns the answer with which a stream goes on that broke off because of cause; nil if none does, as the result says.
+func (m *mover) brokeOff(cause error, result string) *relay.Answer {
+	x := m.x
 	if x.Context.Err() != nil {
 		return nil
 	}
@@ -189,7 +239,7 @@ func (o *ongoing) GoOn(cause error) *relay.Answer {
 	if result != wentOn {
 		return nil
 	}
-	return o.answer
+	return m.answer
 }
 
 // Leave implements relay.Continuation. A stream that cannot go on elsewhere stays. The ids of an event with several of them may end
@@ -203,7 +253,7 @@ func (o *ongoing) Leave() *relay.Answer {
 	case o.Stopped():
 		return o.complete()
 	}
-	o.vigil.moves(o.Refusal() == "" && o.mayMove())
+	o.vigil.moves(o.Refusal() == "" && o.mayMove(o.Moves()))
 	if !x.legs.evacuating.Load() || o.tried || x.Anew > 0 || o.Moves() > 0 || o.Several() || o.Refusal() != "" || o.Ended() {
 		return nil
 	}
@@ -221,7 +271,7 @@ func (o *ongoing) Leave() *relay.Answer {
 func (o *ongoing) complete() *relay.Answer {
 	o.endLeg()
 	for _, t := range o.x.others() {
-		err := o.goOnAt(t)
+		err := o.goOnAt(t, o.Moves(), o.send)
 		if err == nil {
 			o.Closes()
 			return o.answer
@@ -232,11 +282,11 @@ func (o *ongoing) complete() *relay.Answer {
 }
 
 // fails ends the stream with an error.
-func (o *ongoing) fails() *relay.Answer {
-	o.endLeg()
-	o.failed = true
-	o.answer = relay.NewAnswer(http.NoBody) // the relay reads its end, and calls GoOn
-	return o.answer
+func (m *mover) fails() *relay.Answer {
+	m.endLeg()
+	m.failed = true
+	m.answer = relay.NewAnswer(http.NoBody) // the relay reads its end, and calls GoOn
+	return m.answer
 }
 
 // causeOf names why a stream broke off.
@@ -250,13 +300,17 @@ func causeOf(err error) string {
 	return causeBroken
 }
 
-// tryOthers has another engine go on, whose answer is then o.answer. The result is one of the labels above, or a refusal.
-func (o *ongoing) tryOthers() string {
-	x := o.x
-	if why := o.Refusal(); why != "" {
+// sendLeg sends the leg with which an engine goes on, and returns its answer, which may come with an error.
+type sendLeg func(ctx context.Context, engine transport.Engine, header http.Header) (*http.Response, error)
+
+// tryOthers has another engine go on with a stream that has gone on some times, and may unless why says something else. Its answer is then
+// m.answer; moved is called before it is read. The result is one of the labels above, or a refusal.
+func (m *mover) tryOthers(why continuation.Refusal, moves int, send sendLeg, moved func()) (result string) {
+	x := m.x
+	if why != "" {
 		return string(why)
 	}
-	if !o.mayMove() {
+	if !m.mayMove(moves) {
 		return tooOften
 	}
 	targets := x.others()
@@ -266,14 +320,14 @@ func (o *ongoing) tryOthers() string {
 	if !x.legs.Continue.Budget.Take() {
 		return overBudget
 	}
-	o.endLeg()
+	m.endLeg()
 	for _, t := range targets {
-		err := o.goOnAt(t)
+		err := m.goOnAt(t, moves, send)
 		if err == nil {
-			o.Moved()
+			moved()
 			x.moved.Store(true)
-			if o.leave != nil {
-				o.leave()
+			if m.leave != nil {
+				m.leave()
 			}
 			return wentOn
 		}
@@ -311,27 +365,27 @@ func (x *Exchange) others() []pd.Target {
 }
 
 // goOnAt has one engine go on.
-func (o *ongoing) goOnAt(t pd.Target) error {
-	x := o.x
+func (m *mover) goOnAt(t pd.Target, moves int, send sendLeg) error {
+	x := m.x
 	engine := x.legs.Prefill(t)
 	ctx, cancel := context.WithCancelCause(x.Context)
 	header := x.legHeader()
 	header["Accept-Encoding"] = transport.Identity
 	header["Content-Type"] = jsonType
-	header.Set(pd.HeaderContinued, strconv.Itoa(o.before+o.Moves()+1))
+	header.Set(pd.HeaderContinued, strconv.Itoa(m.before+moves+1))
 	ctx, span := x.legs.tracing.leg(ctx, spanDecode, header, attribute.Bool("tandem.continues", true),
 		attribute.String("server.address", t.Host), attribute.Int("server.port", int(t.Port)))
 	sent, status := time.Now(), 0
 	silence := time.AfterFunc(x.legs.FirstEvent, func() { cancel(errSilent) })
 	v := x.legs.hung.watch(t, engine, waitFirst, 0, cancel)
-	resp, err := o.send(ctx, engine, header)
+	resp, err := send(ctx, engine, header)
 	if resp != nil {
 		status = resp.StatusCode
 	}
 	if err == nil {
 		v.reads(resp)
-		o.answer = relay.NewAnswer(resp.Body)
-		err = o.answer.PeekEvent(nil, nil)
+		m.answer = relay.NewAnswer(resp.Body)
+		err = m.answer.PeekEvent(nil, nil)
 	}
 	silence.Stop()
 	if err == nil && ctx.Err() != nil {
@@ -339,8 +393,8 @@ func (o *ongoing) goOnAt(t pd.Target) error {
 	}
 	x.record.leg("continue", t.String(), sent, time.Now(), status, err)
 	x.endLegSpan(span, status, err)
-	o.vigil = v
-	o.close = func() {
+	m.vigil = v
+	m.close = func() {
 		v.over(false)
 		cancel(nil)
 		if resp != nil {
@@ -348,22 +402,26 @@ func (o *ongoing) goOnAt(t pd.Target) error {
 		}
 	}
 	if err != nil {
-		o.endLeg()
+		m.endLeg()
 	}
 	return err
 }
 
 var jsonType = []string{"application/json"}
 
-// send sends the leg, and returns its answer, which may come with an error.
+// send asks the engine for what the leg needs, and sends it.
 func (o *ongoing) send(ctx context.Context, engine transport.Engine, header http.Header) (*http.Response, error) {
-	x := o.x
 	length, err := o.prepare(ctx, engine, header)
 	if err != nil {
 		return nil, err
 	}
 	l := o.Leg(length)
-	req, err := transport.NewBufferedLeg(ctx, engine.URL+pd.APICompletions.Path(), header, l.Segments, l.Length)
+	return o.sendTo(ctx, engine, pd.APICompletions.Path(), header, l)
+}
+
+// sendTo sends a leg, whose answer must be a stream.
+func (m *mover) sendTo(ctx context.Context, engine transport.Engine, path string, header http.Header, l request.Payload) (*http.Response, error) {
+	req, err := transport.NewBufferedLeg(ctx, engine.URL+path, header, l.Segments, l.Length)
 	if err != nil {
 		return nil, fmt.Errorf("making the leg: %w", err)
 	}
@@ -371,7 +429,7 @@ func (o *ongoing) send(ctx context.Context, engine transport.Engine, header http
 	if err != nil {
 		return nil, err
 	}
-	x.rename(resp)
+	m.x.rename(resp)
 	switch {
 	case resp.StatusCode != http.StatusOK:
 		return resp, fmt.Errorf("the engine answers %s", resp.Status)
@@ -428,5 +486,3 @@ func ask(ctx context.Context, engine transport.Engine, method, path string, ques
 	}
 	return answer, err
 }
-
-var _ relay.Continuation = (*ongoing)(nil)

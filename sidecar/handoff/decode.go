@@ -65,7 +65,7 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 	g.stream = req.Stream()
 	v := x.legs.watchLocal(l.Length, g.cancel)
 	g.vigil = v
-	x.ongoing.begins(v, func() { g.cancel(errLeft) })
+	x.beginsLeg(v, func() { g.cancel(errLeft) })
 	defer v.over(false)
 	from := x.watchSource(g)
 	defer from.over(false)

@@ -45,7 +45,7 @@ type Exchange struct {
 	hedge        hedge            // a second prefill leg at the same time
 	record       *Record          // nil: none is kept
 	releaseWay   string           // of the hand-off
-	ongoing      *ongoing         // nil: the answer does not go on elsewhere
+	ongoing      continued        // nil: the answer does not go on elsewhere
 	moved        atomic.Bool      // another engine has gone on with the answer
 	anew         *anew            // nil: no other engine answers the request
 	lendless     bool             // the local engine did not hand over what it has of the prompt
@@ -100,7 +100,7 @@ func (legs *Legs) Begin(w http.ResponseWriter, r *http.Request, api pd.API, star
 // End ends the hand-off and the trace of an exchange that has been answered, and returns its phases. It must be called
 // before Close.
 func (x *Exchange) End() *pd.Phases {
-	x.ongoing.end()
+	x.endOngoing()
 	x.handoff.hold.End()
 	phases := x.Clock.Stop(time.Now())
 	x.endSpan(phases)

@@ -108,7 +108,7 @@ func (x *Exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 	inflight.Inc()
 	defer inflight.Dec()
 	v := x.legs.watchLocal(req.ContentLength, cancel)
-	x.ongoing.begins(v, func() { cancel(errLeft) })
+	x.beginsLeg(v, func() { cancel(errLeft) })
 	defer v.over(false)
 	hung := ctx.Err() != nil // the engine gets nothing
 	resp, err := x.legs.Decode.Transport.RoundTrip(req.WithContext(ctx))

@@ -97,7 +97,7 @@ func (c *Client) goOn(p *eventPipe, passed bool, err error) *Answer {
 	return c.Elsewhere.GoOn(err)
 }
 
-// doneEvent ends streams of chat and completions, which are those that may go on elsewhere.
+// doneEvent ends streams of chat and completions, also after an error event.
 const doneEvent = "data: [DONE]\n\n"
 
 // sendHeld sends the events of a stream that may go on elsewhere, and does not, if some are held back.
@@ -191,7 +191,10 @@ func (c *Client) brokenPipe(resp *http.Response, p *eventPipe, err error) error 
 	case errors.Is(err, ErrEngineFailed):
 		p.failed, c.End = true, pd.EndError
 		p.sendHeld()
-		if _, err := c.Writer.Write(append(p.failure, doneEvent...)); err != nil {
+		if c.API == pd.APIChat || c.API == pd.APICompletions {
+			p.failure = append(p.failure, doneEvent...)
+		}
+		if _, err := c.Writer.Write(p.failure); err != nil {
 			c.Log.Debug("ending a stream", "request_id", c.ID, "error", err)
 		}
 		c.flush()

@@ -1,0 +1,54 @@
+package handoff
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/tandem-serving/tandem/sidecar/continuation"
+	"github.com/tandem-serving/tandem/sidecar/relay"
+	"github.com/tandem-serving/tandem/sidecar/transport"
+)
+
+// regenerating is a stream that goes on at another engine which generates all of it again.
+type regenerating struct {
+	*continuation.Regeneration
+	mover
+}
+
+// otherAnswer is the result of a stream that has gone on at an engine which then answered with another text; a metric label.
+const otherAnswer = "differs"
+
+// GoOn implements relay.Continuation.
+func (r *regenerating) GoOn(cause error) *relay.Answer {
+	if r.Broken() != nil {
+		r.x.legs.Metrics.Continued.WithLabelValues(causeNone, otherAnswer).Inc()
+		r.x.legs.warnings.Warn("stream does not go on", "request_id", r.x.ID, "error", r.Broken())
+		return nil
+	}
+	return r.brokeOff(cause, r.tryOthers(r.Refusal(), r.Moves(), r.send, r.Moved))
+}
+
+// Leave implements relay.Continuation. A stream stays at an engine that is to end: another one might answer with another text, which would
+// end the stream, and would need as long for the text so far.
+func (r *regenerating) Leave() *relay.Answer {
+	if r.Broken() != nil {
+		return r.fails()
+	}
+	r.vigil.moves(r.Refusal() == "" && r.mayMove(r.Moves()))
+	return nil
+}
+
+// send sends the request as the client sent it.
+func (r *regenerating) send(ctx context.Context, engine transport.Engine, header http.Header) (*http.Response, error) {
+	return r.sendTo(ctx, engine, r.x.request.URL.RequestURI(), header, r.Leg())
+}
+
+func (r *regenerating) end() {
+	r.endLeg()
+	r.Regeneration.Close()
+}
+
+var (
+	_ continued = (*ongoing)(nil)
+	_ continued = (*regenerating)(nil)
+)
