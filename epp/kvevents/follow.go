@@ -27,6 +27,8 @@ const (
 	firstPause, lastPause = 50 * time.Millisecond, 5 * time.Second
 	// replayIdle is how long a replay may send nothing, and replayTime how long it may take.
 	replayIdle, replayTime = 2 * time.Second, 2 * time.Minute
+	// firstRetry and lastRetry are between two replays of a connection on which no message has come, until one succeeds.
+	firstRetry, lastRetry = time.Second, time.Minute
 	// attempts is how often a replay with a hole is asked for again while that brings nothing new.
 	attempts = 3
 )
@@ -98,6 +100,16 @@ func (f *follower) session(ctx context.Context) (connected bool, err error) {
 	if f.source.Replay != "" {
 		// Live messages wait in the connection meanwhile, so what a replay says is never applied after them.
 		f.joined = f.replay(ctx) == nil
+		// An engine that has just started, and has other work, may answer late. It may be another process, which has nothing; until it publishes
+		// something only a replay tells.
+		for pause := firstRetry; !f.joined; pause = min(2*pause, lastRetry) {
+			if come, err := conn.Wait(pause); err != nil {
+				return true, err
+			} else if come {
+				break
+			}
+			f.joined = f.replay(ctx) == nil
+		}
 	}
 	for {
 		parts, err := conn.Receive()
@@ -132,7 +144,7 @@ func (f *follower) message(ctx context.Context, numbered, payload []byte) error 
 	if again {
 		f.restarted()
 	}
-	if f.source.Replay != "" && (again || f.known && n > f.next) {
+	if f.source.Replay != "" && (again || n > f.next && (f.known || !f.joined)) {
 		// If it fails, what was lost is counted below.
 		_ = f.replay(ctx)
 	}

@@ -82,6 +82,7 @@ type publisher struct {
 	loses   int      // replies of the next replay that do not come
 	oldForm bool     // without topics in replays
 	hangs   bool     // replays have no end
+	silent  int      // requests for replays that are not answered, the next ones
 }
 
 func (p *publisher) serve(conn net.Conn, kind string) {
@@ -106,6 +107,10 @@ func (p *publisher) serve(conn net.Conn, kind string) {
 }
 
 func (p *publisher) answer(c *zmtp.Conn, from int) {
+	if p.silent > 0 {
+		p.silent--
+		return
+	}
 	for i := max(from, p.kept); i < len(p.sent); i++ {
 		if p.loses > 0 && i > from+1 {
 			p.loses--
@@ -259,6 +264,13 @@ func TestFollow(t *testing.T) {
 			n.restart()
 			n.later()
 		}, 0, "connected=1 lost=0 restarts=1"},
+		"the engine restarts, does not replay at first, and has published nothing": {true, func(n *network) {
+			n.publishes(false, one(0), one(1))
+			synctest.Wait()
+			n.restart()
+			n.becomes(func(p *publisher) { p.silent = 3 })
+			n.later()
+		}, 0, "connected=1 lost=0 restarts=1"},
 		"the engine has forgotten what was missed": {true, func(n *network) {
 			n.publishes(false, one(0), one(1))
 			synctest.Wait()
@@ -322,17 +334,19 @@ func TestFollowLater(t *testing.T) {
 	for name, test := range map[string]struct {
 		replay          bool
 		kept            int // first message that is replayed
+		silent          int // replays that are not answered
 		blocks, unknown int
 		counts          string
 	}{
-		"no replay":            {false, 0, 0, earlier, "connected=1 lost=1 restarts=0"},
-		"all are replayed":     {true, 0, earlier + 2, 0, "connected=1 lost=0 restarts=0"},
-		"the latest are":       {true, earlier - 1, 0, earlier - 1, "connected=1 lost=0 restarts=0"},
-		"none of them is kept": {true, earlier, 0, earlier, "connected=1 lost=0 restarts=0"},
+		"no replay":            {false, 0, 0, 0, earlier, "connected=1 lost=1 restarts=0"},
+		"all are replayed":     {true, 0, 0, earlier + 2, 0, "connected=1 lost=0 restarts=0"},
+		"the latest are":       {true, earlier - 1, 0, 0, earlier - 1, "connected=1 lost=0 restarts=0"},
+		"none of them is kept": {true, earlier, 0, 0, earlier, "connected=1 lost=0 restarts=0"},
+		"all are replayed when it is asked again": {true, 0, 1, earlier + 2, 0, "connected=1 lost=0 restarts=0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			follow(t, test.replay, func(n *network) {
-				n.becomes(func(p *publisher) { p.kept = test.kept })
+				n.becomes(func(p *publisher) { p.kept, p.silent = test.kept, test.silent })
 				for i := range earlier {
 					n.publishes(true, one(i))
 				}

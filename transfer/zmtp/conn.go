@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"time"
 )
 
@@ -24,7 +26,7 @@ const (
 	step = 1 << 20
 )
 
-// Conn is a connection between two sockets. One goroutine may call Receive and another one Send; any may call the other methods.
+// Conn is a connection between two sockets. One goroutine may call Receive and Wait, and another one Send; any may call the other methods.
 type Conn struct {
 	conn  net.Conn
 	in    reader
@@ -181,6 +183,21 @@ func (c *Conn) command(body []byte) error {
 		return err
 	}
 	return refusal(body)
+}
+
+// Wait waits until something of a message has come, for Receive to read, or a time has passed: then it returns false. No byte is lost. The time replaces
+// what SetReadDeadline has set.
+func (c *Conn) Wait(d time.Duration) (come bool, err error) {
+	if err := c.conn.SetReadDeadline(time.Now().Add(d)); err != nil {
+		return false, err
+	}
+	_, err = c.in.Peek(1)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = nil
+	} else {
+		come = err == nil
+	}
+	return come, errors.Join(err, c.conn.SetReadDeadline(time.Time{}))
 }
 
 // SetReadDeadline sets the time at which Receive fails.

@@ -1,6 +1,7 @@
 package zmtp
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -8,6 +9,8 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // dialPeer connects a SUB socket to a peer that sends some bytes.
@@ -22,6 +25,33 @@ func dialPeer(t *testing.T, says string, limit int) (c *Conn, told func() string
 
 // publishes is what a PUB socket sends before its messages.
 var publishes = string(greeting[:]) + string(appendFrame(nil, flagCommand, []byte("\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB")))
+
+// TestWait: waiting for a message takes nothing away from it, whether it comes or not.
+func TestWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		defer theirs.Close()
+		c := &Conn{conn: ours, in: reader{Reader: bufio.NewReader(ours)}, limit: 100}
+		defer c.Close()
+		begun := time.Now()
+		if come, err := c.Wait(time.Second); come || err != nil || time.Since(begun) != time.Second {
+			t.Errorf("without a message: %v, %v, after %v; want false after a second", come, err, time.Since(begun))
+		}
+		go func() { _, _ = theirs.Write([]byte(parts("kv", "1", "a"))) }()
+		begun = time.Now()
+		if come, err := c.Wait(time.Second); !come || err != nil || time.Since(begun) != 0 {
+			t.Errorf("with a message: %v, %v, after %v; want true at once", come, err, time.Since(begun))
+		}
+		got, err := c.Receive()
+		if text := string(bytes.Join(got, []byte(" "))); err != nil || text != "kv 1 a" {
+			t.Errorf("%q, %v", text, err)
+		}
+		theirs.Close()
+		if come, err := c.Wait(time.Second); come || err == nil {
+			t.Errorf("when the connection has ended: %v, %v", come, err)
+		}
+	})
+}
 
 func TestReceive(t *testing.T) {
 	long := strings.Repeat("long", step)
