@@ -21,6 +21,9 @@ type Refusal struct {
 	Token   string        // replaces the table's token in HeaderDropped; "" = the table's
 }
 
+// TokenEvicted is the token in HeaderDropped of a request that was ended after its pick, for a more important one. It is llm-d's.
+const TokenEvicted = "evicted"
+
 // QueuePlace is a place in a queue of requests that wait for capacity.
 type QueuePlace struct {
 	Position int           // 1 = next

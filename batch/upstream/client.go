@@ -104,6 +104,7 @@ type verdict int
 const (
 	final       verdict = iota // it counts
 	full                       // the upstream has no capacity now
+	evicted                    // the picker has ended it for a more important one
 	unreachable                // the request has not reached the upstream
 	failed                     // it has, and failed: another try may succeed, or fail like this one
 	aborted                    // the caller has ended it
@@ -195,6 +196,8 @@ func (c *Client) account(a attempt) {
 		c.metrics.took.Observe(a.took.Seconds())
 	case full:
 		c.pace.Full(a.retryAfter)
+	case evicted:
+		c.pace.Evicted()
 	default:
 		c.pace.Failed()
 	}
@@ -268,10 +271,14 @@ func read(response *http.Response) attempt {
 	if err != nil {
 		return attempt{code: batch.CodeUnreachable}
 	}
-	refused := a.retryAfter > 0 || response.Header.Get("X-Llm-D-Request-Dropped-Reason") != ""
+	dropped := response.Header.Get(pd.HeaderDropped)
+	refused := a.retryAfter > 0 || dropped != ""
 	switch a.status {
 	case http.StatusTooManyRequests:
 		a.verdict = full
+		if dropped == pd.TokenEvicted {
+			a.verdict = evicted
+		}
 	case http.StatusServiceUnavailable:
 		// A proxy answers 503 also if an engine died under the request, which the request may be the reason of.
 		a.verdict = failed

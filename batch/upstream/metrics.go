@@ -10,13 +10,13 @@ type metrics struct {
 
 // String names the verdict in metrics.
 func (v verdict) String() string {
-	return [...]string{final: "answered", full: "full", unreachable: "unreachable", failed: "failed", aborted: "aborted"}[v]
+	return [...]string{final: "answered", full: "full", evicted: "evicted", unreachable: "unreachable", failed: "failed", aborted: "aborted"}[v]
 }
 
 func newMetrics(reg prometheus.Registerer, pace *Pacer) *metrics {
 	m := &metrics{
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_batch_attempts_total",
-			Help: "Requests to the upstream, by outcome: answered, full, unreachable, failed or aborted."}, []string{"outcome"}),
+			Help: "Requests to the upstream, by outcome: answered, full, evicted, unreachable, failed or aborted."}, []string{"outcome"}),
 		took: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_batch_request_seconds",
 			Help: "Time of the requests to the upstream that were answered.", Buckets: []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}}),
 	}

@@ -55,7 +55,7 @@ func NewPacer(most int) *Pacer {
 	return &Pacer{most: most, wake: make(chan struct{}, 1), limit: min(startLimit, float64(most)), headroom: math.NaN()}
 }
 
-// Acquire waits until a request may be sent. End it with Answered, Full or Failed.
+// Acquire waits until a request may be sent. End it with Answered, Full, Evicted or Failed.
 func (p *Pacer) Acquire(ctx context.Context) error {
 	for {
 		pause, ok := p.try(time.Now())
@@ -164,6 +164,16 @@ func (p *Pacer) Full(retryAfter time.Duration) {
 		retryAfter = max(retryAfter, alonePause)
 	}
 	p.pause(now.Add(min(retryAfter, longestPause)))
+	p.signal()
+}
+
+// Evicted ends a request that the picker has ended for a more important one. The limit stays, although it grows slowly from now on: the picker
+// evicts as many requests as it must, and has the others, and those that are sent again, wait until there is capacity.
+func (p *Pacer) Evicted() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inflight--
+	p.known = true
 	p.signal()
 }
 

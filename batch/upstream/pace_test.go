@@ -64,6 +64,32 @@ func TestPace(t *testing.T) {
 	})
 }
 
+// A request that the picker ends for a more important one frees its slot. It neither lowers the limit nor has other requests wait, but the limit
+// no longer doubles.
+func TestPaceOfEvictedRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPacer(100)
+		acquire(t, p, startLimit)
+		for range startLimit {
+			p.Evicted()
+		}
+		if limit, inflight := p.State(); limit != startLimit || inflight != 0 {
+			t.Errorf("after evictions the limit is %d, with %d in flight; want %d, none", limit, inflight, startLimit)
+		}
+		begun := time.Now()
+		acquire(t, p, startLimit)
+		if waited := time.Since(begun); waited > time.Nanosecond { // that acquire itself waits
+			t.Errorf("the next requests waited %v", waited)
+		}
+		for range startLimit {
+			p.Answered(time.Second, 0, math.NaN())
+		}
+		if limit, _ := p.State(); limit > startLimit+1 {
+			t.Errorf("the limit goes from %d to %d in a round", startLimit, limit)
+		}
+	})
+}
+
 // An upstream that refuses even single requests, without Retry-After, is not asked again at once.
 func TestPaceOfSingleRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -154,7 +154,7 @@ func (r *Running) choose(s shortage) (chosen []*victim, again time.Time) {
 // evict ends a chosen request. One that is not ready for that stays.
 func (v *victim) evict() {
 	why := pd.Refuse(pd.Evicted, "More important requests need the capacity that this request had. Try again later.")
-	why.Token = "evicted"
+	why.Token = pd.TokenEvicted
 	if v.reservation.Evict(why) {
 		return
 	}
