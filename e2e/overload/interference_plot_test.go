@@ -36,7 +36,7 @@ const (
 )
 
 // lineColours are those of the variants.
-var lineColours = []string{"#555555", "#c0392b", "#1f6fb2"}
+var lineColours = []string{"#555555", "#c0392b", "#1f6fb2", "#8e44ad"}
 
 // plot draws the time to first token and the lines of the batch over the online load, as SVG.
 func (r *interference) plot() []byte {
@@ -46,7 +46,7 @@ func (r *interference) plot() []byte {
 	r.panel(&b, plotLeft, "TTFT p99 of online requests, ms", func(m *mixture) float64 { return m.TTFT99 }, float64(r.TTFT))
 	r.panel(&b, 2*plotLeft+plotWidth+20, "batch, lines/s", func(m *mixture) float64 { return m.Lines }, math.NaN())
 	for i, v := range r.Variants {
-		x := plotLeft + 260*i
+		x := plotLeft + 215*i
 		fmt.Fprintf(&b, `<path d="M%d %dh24" stroke="%s" stroke-width="2.5"/><text x="%d" y="%d">%s</text>`+"\n", x, plotTop+plotHeight+66, lineColours[i], x+30, plotTop+plotHeight+70, v.Name)
 	}
 	b.WriteString("</svg>\n")

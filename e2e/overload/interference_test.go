@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -48,17 +49,23 @@ func reporterConfig(ttft, tpot int) string {
 }
 
 // newSharedStack returns a stack whose picker knows the objective of batches.
-func newSharedStack(t *testing.T, reporter string) *overloadStack {
+func newSharedStack(t *testing.T, config string) *overloadStack {
 	t.Helper()
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
 	if err := os.WriteFile(policy, []byte(batchObjective), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	return newOverloadStack(t, overloadLayout{prefills: sharedPrefills, seqs: sharedSeqs, flags: []string{"--policy-file=" + policy}, config: sharedConfig(reporter)})
+	return newOverloadStack(t, overloadLayout{prefills: sharedPrefills, seqs: sharedSeqs, flags: []string{"--policy-file=" + policy}, config: config})
 }
 
-func sharedConfig(reporter string) string {
-	return waitingConfig(sharedSeqs, reporter, "")
+func sharedConfig(plugins string) string {
+	return waitingConfig(sharedSeqs, plugins, "")
+}
+
+// keptConfig leaves a tenth of the slots of decode engines to online requests, and has lines of the batch end for those that find no slot.
+func keptConfig() string {
+	return waitingConfig(sharedSeqs, "- {type: priority-holdback-policy, parameters: {minCeiling: 0.9}}",
+		"  usageLimitPolicyPluginRef: priority-holdback-policy\n  enableEviction: true\n")
 }
 
 // online returns a request of a client that waits.
@@ -118,7 +125,7 @@ func (o *overloadStack) startBatch(t *testing.T, lines int) harness.Program {
 
 // TestBatchYields: the batch server sends more while online requests are far below their goals, and less when they miss them.
 func TestBatchYields(t *testing.T) {
-	o := newSharedStack(t, reporterConfig(3_600_000, 0))
+	o := newSharedStack(t, sharedConfig(reporterConfig(3_600_000, 0)))
 	batch := o.startBatch(t, 2000)
 	ctx, cancel := context.WithCancel(t.Context())
 	var client sync.WaitGroup
@@ -149,9 +156,60 @@ func TestBatchYields(t *testing.T) {
 	})
 }
 
+// TestBatchGivesWay: a batch takes all slots but those that are kept for online requests. When these need more, lines end for them, are sent again,
+// and the pace of the others stays.
+func TestBatchGivesWay(t *testing.T) {
+	o := newSharedStack(t, keptConfig())
+	batch := o.startBatch(t, 2000)
+	pace := func() (limit, inflight float64) {
+		at := batch.Addr("metrics")
+		return harness.SumOf(t, at, "tandem_batch_limit"), harness.SumOf(t, at, "tandem_batch_inflight")
+	}
+	var full float64
+	o.Eventually(t, "lines that wait for slots", func() (string, bool) {
+		limit, inflight := pace()
+		full = limit
+		waiting := harness.SumOf(t, o.Pickers[0].Addr("metrics"), "tandem_queue_requests")
+		return fmt.Sprint(limit, inflight, waiting), waiting > 0
+	})
+	const needed = 12 // slots, of which some 3 are kept
+	answers := make([]served, needed)
+	var clients sync.WaitGroup
+	for i := range answers {
+		clients.Go(func() { answers[i] = o.client.ask(t.Context(), o.online(i)) })
+	}
+	clients.Wait()
+	for _, a := range answers {
+		if !a.finished() {
+			t.Errorf("an online request: %+v", a)
+		}
+	}
+	if n := evictedOf(t, batch); n == 0 {
+		t.Errorf("no line of the batch has ended for %d online requests", needed)
+	}
+	if limit, _ := pace(); limit < full {
+		t.Errorf("the limit falls from %v to %v", full, limit)
+	}
+}
+
 // linesOf returns how many requests of a batch were answered.
 func linesOf(t *testing.T, batch harness.Program) float64 {
 	return harness.SumOf(t, batch.Addr("metrics"), "tandem_batch_request_seconds_count")
+}
+
+// evictedOf returns how many of its requests the picker has ended for more important ones.
+func evictedOf(t *testing.T, batch harness.Program) float64 {
+	_, text := harness.FetchPage(t, "http://"+batch.Addr("metrics")+"/metrics")
+	_, after, found := strings.Cut(text, `tandem_batch_attempts_total{outcome="evicted"} `)
+	if !found {
+		return 0
+	}
+	value, _, _ := strings.Cut(after, "\n")
+	n, err := strconv.ParseFloat(value, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 // mixture is what was measured of a load.
@@ -164,14 +222,15 @@ type mixture struct {
 	Used    float64 `json:"batch_share_of_what_is_left"`
 	Limit   float64 `json:"batch_limit"` // requests in flight, at the end
 	Refused int     `json:"online_not_answered"`
+	Evicted float64 `json:"lines_evicted_per_second"`
 }
 
 // variant is what runs beside the online requests.
 type variant struct {
-	Name     string    `json:"name"`
-	Loads    []mixture `json:"loads"`
-	reporter string    // plugin of the picker
-	batch    bool
+	Name   string    `json:"name"`
+	Loads  []mixture `json:"loads"`
+	config string    // of the picker
+	batch  bool
 }
 
 // interferenceSettle is how long a load runs before it is measured: the limit of the batch server doubles every two seconds, and falls every five.
@@ -180,19 +239,21 @@ const interferenceSettle = 20 * time.Second
 // mix offers online requests for a while, without a batch or beside one.
 func (o *overloadStack) mix(t *testing.T, v *variant, rate float64) (m mixture) {
 	t.Helper()
-	o.WriteConfig(t, sharedConfig(v.reporter))
+	o.WriteConfig(t, v.config)
 	m.Online = rate
-	answered := func() float64 { return 0 }
+	answered, evicted := func() float64 { return 0 }, func() float64 { return 0 }
 	if v.batch {
 		batch := o.startBatch(t, 20000)
 		defer batch.MustStop(t)
 		answered = func() float64 { return linesOf(t, batch) }
+		evicted = func() float64 { return evictedOf(t, batch) }
 		defer func() { m.Limit = harness.SumOf(t, batch.Addr("metrics"), "tandem_batch_limit") }()
 	}
 	o.client.poisson(t.Context(), 1, rate, interferenceSettle, o.online)
-	begun, before := time.Now(), answered()
+	begun, before, ended := time.Now(), answered(), evicted()
 	all := o.client.poisson(t.Context(), 2, rate, *interferenceFor, o.online)
 	m.Lines = (answered() - before) / time.Since(begun).Seconds()
+	m.Evicted = (evicted() - ended) / time.Since(begun).Seconds()
 	row := overloadRow{all: all()}
 	ms := func(of func(*served) time.Duration, q float64) float64 {
 		return float64(harness.Quantile(collect(row.all, of), q).Microseconds()) / 1000
@@ -204,20 +265,22 @@ func (o *overloadStack) mix(t *testing.T, v *variant, rate float64) (m mixture) 
 }
 
 // TestInterference measures what a batch does to online requests, and what it gets done, over the load of online requests: without a batch, with
-// the pace that follows queues alone, and with the pace that follows headroom too.
+// the pace that follows queues alone, with the pace that follows headroom too, and with slots that are kept for online requests and taken back.
 func TestInterference(t *testing.T) {
 	if *interferenceFor == 0 {
 		t.Skip("make batch-interference runs it")
 	}
-	o := newSharedStack(t, "")
+	plain := sharedConfig("")
+	o := newSharedStack(t, plain)
 	o.client.closedLoop(t.Context(), 2, time.Second, o.online) // engines shake hands
 	const settle, measured = 5 * time.Second, 10 * time.Second
 	begun := time.Now()
 	capacity := rateWithin(o.client.closedLoop(t.Context(), 48, settle+measured, o.online), begun.Add(settle), begun.Add(settle+measured), time.Hour)
-	queues := variant{batch: true}
+	queues := variant{batch: true, config: plain}
 	alone := o.mix(t, &queues, 0).Lines
-	variants := []*variant{{Name: "without a batch"}, {Name: "pace by queues", batch: true},
-		{Name: "pace by queues and headroom", batch: true, reporter: reporterConfig(goalTTFT, goalTPOT)}}
+	variants := []*variant{{Name: "without a batch", config: plain}, {Name: "pace by queues", batch: true, config: plain},
+		{Name: "pace by queues and headroom", batch: true, config: sharedConfig(reporterConfig(goalTTFT, goalTPOT))},
+		{Name: "slots are kept, and taken back", batch: true, config: keptConfig()}}
 	for _, share := range []float64{0.2, 0.4, 0.6} {
 		for _, v := range variants {
 			m := o.mix(t, v, share*capacity)
