@@ -21,7 +21,7 @@ const (
 	maxBody = 1 << 20
 	// OpenAI's limits of metadata, in characters.
 	maxPairs, maxKey, maxValue = 16, 64, 512
-	// leastWindow and mostWindow bound completion windows; OpenAI has 24 hours only.
+	// leastWindow and mostWindow bound completion windows, and are in the message about others; OpenAI has 24 hours only.
 	leastWindow, mostWindow = time.Second, 30 * 24 * time.Hour
 )
 
@@ -143,8 +143,8 @@ func (c *createRequest) check() (window time.Duration, err error) {
 	}
 	window, err = readWindow(c.CompletionWindow)
 	if err != nil || window < leastWindow || window > mostWindow {
-		return 0, invalid("completion_window", "completion_window is %s; it must be a time such as 24h, 90m or 7d, at least %v and at most %v.",
-			strconv.QuoteToASCII(clip(c.CompletionWindow)), leastWindow, mostWindow)
+		return 0, invalid("completion_window", "completion_window is %s; it must be a time such as 24h, 90m or 7d, at least 1s and at most 30d.",
+			strconv.QuoteToASCII(clip(c.CompletionWindow)))
 	}
 	if len(c.Metadata) > maxPairs {
 		return 0, invalid("metadata", "metadata has %d pairs; it may have %d.", len(c.Metadata), maxPairs)
