@@ -122,6 +122,8 @@ func (c Config) withDefaults() (Config, error) {
 	core.SetDefault(&c.KeepAlive, 5*time.Second)
 	core.SetDefault(&c.Transfer.SideChannel, "127.0.0.1:0")
 	core.SetDefault(&c.Transfer.EngineID, newUUID())
+	core.SetDefault(&c.Encoding.Address, "127.0.0.1:0")
+	core.SetDefault(&c.Encoding.Keep, encodingsKept)
 	return c, core.Join(c.problems)
 }
 
@@ -150,7 +152,9 @@ func (c *Config) problems(report core.Report) {
 	report.Require(mode == "" || !c.KV.Push, "moriio", "an engine has one connector: MoRI-IO's, or the one that pushes")
 	role := c.Encoding.Role
 	report.Require(role == "" || role == Encoder || role == EncodingReader, "ec-role", "encoder role is %q: want %s, %s or none", role, Encoder, EncodingReader)
-	report.Require((role == "") == (c.Encoding.Store == ""), "ec-store", "an encoder role and a store need each other")
+	report.Require((role == "") == (c.Encoding.Store == "" && !c.Encoding.Fetch), "ec-store", "an encoder role and a store need each other")
+	report.Require(c.Encoding.Store == "" || !c.Encoding.Fetch, "ec-store", "encodings are files, or are fetched from the encoder, not both")
+	report.Require(c.Encoding.Keep >= 0, "ec-store", "%d encodings are kept: want 0 or more", c.Encoding.Keep)
 	report.Require(c.Schedule.MaxBatchedTokens > 0, "max-num-batched-tokens", "max batched tokens is %d: want at least 1", c.Schedule.MaxBatchedTokens)
 	report.Require(c.Schedule.MaxSequences > 0, "max-num-seqs", "max sequences is %d: want at least 1", c.Schedule.MaxSequences)
 	report.Require(c.Schedule.MaxQueuedRequests >= 0, "max-num-queued-reqs", "max queued requests is %d: want 0 or more", c.Schedule.MaxQueuedRequests)

@@ -55,7 +55,8 @@
 //     Unknown members are ignored, as the real engine ignores them.
 //   - Images are not decoded. Each has four tokens, which come before those of the conversation and are drawn from its content, so that
 //     an answer proves which encoding was read; the real engine has the same placeholders for all. Chat alone takes images. An encoder
-//     (EncodingConfig) answers chat as an encoder, and other calls as any engine does.
+//     (EncodingConfig) answers chat as an encoder, and other calls as any engine does. Encodings that are fetched (ECCPUConnector) follow
+//     the source of vLLM, since that connector needs a GPU; a message over TCP has them, in place of NIXL.
 //   - Validation errors inside of prompts and messages name the first thing that is wrong instead of every alternative of
 //     the union type; status and envelope agree, and the type but for messages that are a number, a boolean or null.
 //   - max_tokens below 1 never releases a hand-off; with the real engine it did in one run and not in another, and a

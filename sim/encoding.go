@@ -11,12 +11,19 @@ import (
 	"strings"
 )
 
-// EncodingConfig is how the engine exchanges encodings of images with others, as with vLLM's ECExampleConnector.
+// EncodingConfig is how the engine exchanges encodings of images with others: as files, as with vLLM's ECExampleConnector, or fetched from
+// the encoder, as with its ECCPUConnector and ec_enable_nixl.
 type EncodingConfig struct {
 	// Role has the names of the engine's ec_role; default: images are encoded by each engine itself.
 	Role EncodingRole
 	// Store is the folder that engines share: an encoding is a file in it.
 	Store string
+	// Fetch, instead of Store, keeps encodings in the encoder's memory, from which readers fetch them by what the encoder has announced.
+	Fetch bool
+	// Address is the host:port where an encoder with Fetch serves readers; default: a free port of 127.0.0.1.
+	Address string
+	// Keep is how many encodings an engine with Fetch has in memory; default 256. An encoder announces no address of others.
+	Keep int
 }
 
 // EncodingRole is an engine's side of an exchange of encodings.
@@ -32,7 +39,8 @@ const (
 type Image struct {
 	Hash      string // of its content, in hex digits; or what the client calls it
 	Reference bool
-	Grid      []int // of a reference
+	Grid      []int           // of a reference
+	Source    *EncodingSource // where an encoder said that its encoding can be fetched; nil: nowhere
 }
 
 // ImageGrid is the size of every image, in patches: images are not decoded here.
@@ -43,11 +51,15 @@ const imageTokens = 4
 
 // Encode returns the tokens of images. They are drawn from the image's hash, or are what the file of its encoding says, so that the
 // answer proves which encoding was read. kvComes says that the KV of the prompt comes from another engine, so that no encoding is
-// needed. As the real engine, it dies of a reference whose encoding it does not find, or whose size is wrong; the error is ErrDead.
+// needed. As the real engine, it dies of a reference whose encoding it does not find, or whose size is wrong; the error is ErrDead. The error
+// ErrNoEncoding is that of a reference that could not be fetched from where the request says.
 func (e *Engine) Encode(images []Image, kvComes bool) ([]int, error) {
 	var tokens []int
 	for _, i := range images {
 		one, err := e.encode(i, kvComes)
+		if errors.Is(err, ErrNoEncoding) {
+			return nil, err
+		}
 		if err != nil {
 			e.Kill(fmt.Errorf("encoding an image: %w", err))
 			return nil, ErrDead
@@ -64,9 +76,15 @@ func (e *Engine) encode(i Image, kvComes bool) ([]int, error) {
 	own := drawTokens(i.Hash, e.cfg.Model.Vocabulary)
 	switch {
 	case e.cfg.Encoding.Role == Encoder && !i.Reference:
+		if f := e.connector.fetched; f != nil {
+			f.keep(i.Hash, own)
+			return own, nil
+		}
 		return own, e.writeEncoding(i.Hash, own)
 	case kvComes:
 		return own, nil
+	case e.cfg.Encoding.Role == EncodingReader && e.cfg.Encoding.Fetch:
+		return e.fetch(i)
 	case e.cfg.Encoding.Role == EncodingReader:
 		if read, err := e.readEncoding(i.Hash); err == nil || i.Reference {
 			return read, err

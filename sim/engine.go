@@ -35,6 +35,7 @@ type connector struct {
 
 	sideChannel net.Listener // nil if it is not served
 	events      *events      // nil if nothing is published
+	fetched     *fetched     // nil if encodings are files, or no others are told of them
 
 	leases *leases
 	pushes pushes
@@ -89,6 +90,9 @@ func New(cfg Config) (*Engine, error) {
 	if c.events, err = openEvents(&cfg); err != nil {
 		return nil, errors.Join(err, c.closeTransport())
 	}
+	if c.fetched, err = openFetched(&e.cfg.Encoding); err != nil {
+		return nil, errors.Join(err, c.closeTransport())
+	}
 	var cached func(*core.Sequence, int, []kv.Hash)
 	if c.events != nil {
 		cached = c.events.stored
@@ -105,6 +109,13 @@ func New(cfg Config) (*Engine, error) {
 	}
 	if c.sideChannel != nil {
 		work = append(work, c.serveSideChannel)
+	}
+	if c.fetched != nil && c.fetched.listener != nil {
+		work = append(work, func(ctx context.Context) {
+			if err := c.fetched.serve(ctx); err != nil {
+				c.log.Error("serving encodings", "error", err)
+			}
+		})
 	}
 	if c.events != nil {
 		e.core.Pool().Uncached = c.events.removed

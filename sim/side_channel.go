@@ -76,7 +76,8 @@ func (c *connector) openTCP(name string) (transfer.Transport, error) {
 
 // closeTransport closes the side channel and the transport, and then frees the memory of the KV.
 func (c *connector) closeTransport() error {
-	var errs [4]error
+	var errs [5]error
+	errs[4] = c.fetched.close()
 	if c.moriio != nil && c.moriio.listener != nil {
 		if err := c.moriio.listener.Close(); !errors.Is(err, net.ErrClosed) {
 			errs[3] = err

@@ -140,9 +140,10 @@ func (h *handler) readChat(f *web.Fields) (*generateRequest, *apiError) {
 	if q.images, err = readImages(f.Members["messages"]); err != nil {
 		return nil, err
 	}
-	images, dead := h.engine.Encode(q.images, q.params.RemotePrefill)
-	if dead != nil {
-		return nil, engineError(dead)
+	setSources(q.images, f.Members["ec_transfer_params"])
+	images, failed := h.engine.Encode(q.images, q.params.RemotePrefill)
+	if failed != nil {
+		return nil, engineError(failed)
 	}
 	q.imageTokens = len(images)
 	q.prompts = [][]int{append(images, h.cfg.Model.Tokenizer().Chat(messages)...)}

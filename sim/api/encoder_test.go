@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/sim"
@@ -109,4 +110,79 @@ func TestEncodings(t *testing.T) {
 			<-victim.Engine.Done()
 		})
 	}
+}
+
+// readTokens returns the tokens of an answer about an item, with the ec_transfer_params that the encoder has announced.
+func readTokens(t *testing.T, s *server.Server, item, params string) simtest.Reply {
+	t.Helper()
+	return simtest.Do(t, "POST", s.URL+"/v1/chat/completions", fmt.Sprintf(`{"messages":[{"role":"user","content":[%s,{"type":"text","text":"what is it"}]}],`+
+		`"max_tokens":6,"temperature":0,"return_token_ids":true,"ec_transfer_params":%s}`, item, params), "Content-Type", "application/json")
+}
+
+// TestFetchedEncodings shows that a reader fetches what an encoder announces, as vLLM's ECCPUConnector: what it cannot fetch it encodes, and
+// fails the request if that has no image. Without an address, a reference ends the engine.
+func TestFetchedEncodings(t *testing.T) {
+	fetching := func(role sim.EncodingRole) func(*sim.Config) {
+		return func(c *sim.Config) { c.Encoding = sim.EncodingConfig{Role: role, Fetch: true, Keep: 1} }
+	}
+	encoder, plain := simtest.Start(t, fetching(sim.Encoder)), simtest.Start(t)
+	announce := func(item string) (hash, params string, about map[string]json.RawMessage) {
+		t.Helper()
+		var encoded struct {
+			Params map[string]json.RawMessage `json:"ec_transfer_params"`
+		}
+		askImage(t, encoder, item).Decode(t, &encoded)
+		for hash = range encoded.Params {
+			if err := json.Unmarshal(encoded.Params[hash], &about); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all, err := json.Marshal(encoded.Params)
+		if err != nil || len(encoded.Params) != 1 {
+			t.Fatalf("announced %s, %v", all, err)
+		}
+		return hash, string(all), about
+	}
+	hash, params, about := announce(anImage)
+	if string(about["size_bytes"]) != "1024" || string(about["shape"]) != "[4,64]" || about["peer_host"] == nil {
+		t.Errorf("announced %s", params)
+	}
+	named := fmt.Sprintf(reference, "[1,4,4]", hash)
+	var want simtest.Completion
+	askImage(t, plain, anImage).Decode(t, &want)
+	mustRead := func(name string, r simtest.Reply) {
+		t.Helper()
+		var got simtest.Completion
+		r.Decode(t, &got)
+		if fmt.Sprint(got.Tokens()) != fmt.Sprint(want.Tokens()) {
+			t.Errorf("%s: %v, a plain engine says %v", name, got.Tokens(), want.Tokens())
+		}
+	}
+	for name, item := range map[string]string{"image": anImage, "reference": named} {
+		mustRead(name, readTokens(t, simtest.Start(t, fetching(sim.EncodingReader)), item, params))
+	}
+	reader := simtest.Start(t, fetching(sim.EncodingReader))
+	for name, wrong := range map[string]string{
+		"of another size":  strings.Replace(params, "1024", "1025", 1),
+		"of other rows":    strings.Replace(params, "[4,64]", "[8,32]", 1),
+		"at a closed port": regexp.MustCompile(`"peer_port":\d+`).ReplaceAllString(params, `"peer_port":1`),
+	} {
+		mustRead("image "+name, readTokens(t, reader, anImage, wrong))
+		if r := readTokens(t, reader, named, wrong); r.Status != 500 {
+			t.Errorf("reference %s: status %d", name, r.Status)
+		}
+	}
+	const another = `{"type":"image_url","image_url":{"url":"http://x/another"}}`
+	if announce(another); readTokens(t, reader, named, params).Status != 500 {
+		t.Error("the encoder has given what it had evicted")
+	}
+	var both struct {
+		Params map[string]json.RawMessage `json:"ec_transfer_params"`
+	}
+	askImage(t, encoder, anImage+","+another).Decode(t, &both)
+	if got := string(both.Params[hash]); got != `{"item_indices":[0],"metadata":{}}` {
+		t.Errorf("what it has evicted it announces as %s", got)
+	}
+	readTokens(t, reader, named, "{}") // the answer of a dying engine
+	<-reader.Engine.Done()
 }

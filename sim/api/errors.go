@@ -40,7 +40,7 @@ func engineError(err error) *apiError {
 	switch {
 	case errors.Is(err, sim.ErrBusy):
 		return errBusy
-	case errors.Is(err, sim.ErrLoadFailed):
+	case errors.Is(err, sim.ErrLoadFailed), errors.Is(err, sim.ErrNoEncoding):
 		return errInternal
 	}
 	return errEngineDead

@@ -104,13 +104,28 @@ func (h *handler) answerEncoder(c *call, q *generateRequest) {
 		body.Choices[0].TokenIDs, body.PromptTokenIDs = []int{}, q.prompts[0]
 	}
 	if len(q.images) > 0 {
-		body.ECTransferParams = announce(q.images)
+		body.ECTransferParams = h.announce(q.images)
 	}
 	c.JSON(http.StatusOK, body)
 }
 
-// announce returns the ec_transfer_params of an encoder's answer.
-func announce(images []sim.Image) any {
+// setSources notes where the images of a request can be fetched. What has another form says nothing of an image.
+func setSources(images []sim.Image, params json.RawMessage) {
+	var items map[string]json.RawMessage
+	if json.Unmarshal(params, &items) != nil {
+		return
+	}
+	for i := range images {
+		var s sim.EncodingSource
+		if json.Unmarshal(items[images[i].Hash], &s) == nil && s.Host != "" {
+			images[i].Source = &s
+		}
+	}
+}
+
+// announce returns the ec_transfer_params of an encoder's answer. An encoder that others fetch from announces nothing of an encoding that it
+// has evicted, so that the media stays in the request.
+func (h *handler) announce(images []sim.Image) any {
 	at := map[string][]int{}
 	var params pyjson.Object
 	for i, image := range images {
@@ -119,7 +134,16 @@ func announce(images []sim.Image) any {
 		}
 	}
 	for i := range params {
-		params[i].Value = pyjson.Object{member("item_indices", at[params[i].Name]), member("metadata", pyjson.Object{member("image_grid_thw", sim.ImageGrid)})}
+		item, metadata := pyjson.Object{member("item_indices", at[params[i].Name])}, pyjson.Object{member("image_grid_thw", sim.ImageGrid)}
+		switch s, ok := h.engine.Source(params[i].Name); {
+		case ok:
+			item = append(item, member("metadata", metadata), member("peer_host", s.Host), member("peer_port", s.Port), member("size_bytes", s.Bytes), member("shape", s.Shape))
+		case h.cfg.Encoding.Fetch:
+			item = append(item, member("metadata", pyjson.Object{}))
+		default:
+			item = append(item, member("metadata", metadata))
+		}
+		params[i].Value = item
 	}
 	return params
 }
