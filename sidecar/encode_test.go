@@ -24,6 +24,8 @@ const (
 	imageA = `{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}`
 	imageB = `{"image_url":{"url":"data:image/png;base64,BBBB","detail":"low"},"type":"image_url"}`
 	grid   = `{"image_grid_thw": [1, 4, 4]}`
+	// fetchable is what an encoder adds to an encoding that others can fetch from it.
+	fetchable = `,"peer_host":"10.0.0.1","peer_port":5601,"size_bytes":2048,"shape":[4,64]`
 )
 
 // seeing returns a chat request about items.
@@ -41,7 +43,7 @@ func encodes(items ...string) string {
 func announces(hashes ...string) act {
 	entries := make([]string, len(hashes))
 	for i, hash := range hashes {
-		entries[i] = fmt.Sprintf(`"%s":{"item_indices":[%d],"metadata":%s}`, hash, i, grid)
+		entries[i] = fmt.Sprintf(`"%s":{"item_indices":[%d],"metadata":%s%s}`, hash, i, grid, fetchable)
 	}
 	return says(http.StatusOK, "application/json", `{"choices":[{"index":0,"message":{"content":""},"finish_reason":"stop"}],"ec_transfer_params":{`+strings.Join(entries, ",")+`}}`)
 }
@@ -67,7 +69,7 @@ func legOfChat(body, limit, params string) string {
 // The encoder gets the items, and what their encodings depend on. The engines of the pair get the client's body, or what the connector
 // needs.
 func TestEncode(t *testing.T) {
-	params := fmt.Sprintf(`{"%s":{"item_indices":[0],"metadata":%s},"%s":{"item_indices":[1],"metadata":%s}}`, hashA, grid, hashB, grid)
+	params := fmt.Sprintf(`{"%s":{"item_indices":[0],"metadata":%s%s},"%s":{"item_indices":[1],"metadata":%s%s}}`, hashA, grid, fetchable, hashB, grid, fetchable)
 	client := seeing(imageA, imageB)
 	for _, tc := range []struct {
 		name, connector string
@@ -366,9 +368,15 @@ func TestEncoderHeader(t *testing.T) {
 
 // Simulated engines, whose answers prove which encoding they have read: encode, prefill and decode, and encode with both in one engine.
 func TestEncodeSim(t *testing.T) {
-	store := t.TempDir()
+	for connector, how := range map[string]sim.EncodingConfig{"ec-example": {Store: t.TempDir()}, "ec-nixl": {Fetch: true}} {
+		t.Run(connector, func(t *testing.T) { testEncodeSim(t, connector, how) })
+	}
+}
+
+func testEncodeSim(t *testing.T, connector string, how sim.EncodingConfig) {
 	role := func(r sim.EncodingRole) sim.Config {
-		return sim.Config{Encoding: sim.EncodingConfig{Role: r, Store: store}}
+		how.Role = r
+		return sim.Config{Encoding: how}
 	}
 	encoder, prefill, reader := startSim(t, role(sim.Encoder)), startSim(t, role(sim.EncodingReader)), startSim(t, role(sim.EncodingReader))
 	plain, decode := startSim(t, sim.Config{}), startSim(t, sim.Config{})
@@ -388,8 +396,8 @@ func TestEncodeSim(t *testing.T) {
 		return c.Choices[0].Tokens
 	}
 	for i, references := range []bool{false, true} {
-		pair := startRig(t, addrOf(decode), encoding("ec-example", references))
-		one := startRig(t, addrOf(reader), encoding("ec-example", references))
+		pair := startRig(t, addrOf(decode), encoding(connector, references))
+		one := startRig(t, addrOf(reader), encoding(connector, references))
 		want := tokens(post(t, plain.URL+chatPath, body(i)))
 		remote := post(t, pair.url+chatPath, body(i), pd.HeaderPrefill, addrOf(prefill), pd.HeaderEncode, addrOf(encoder))
 		remote.mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=0")

@@ -138,7 +138,7 @@ func TestAnswers(t *testing.T) {
 
 // Members of an answer reach the engines as the encoder wrote them.
 func TestRequest(t *testing.T) {
-	const about = `{ "item_indices":[0], "metadata":{"image_grid_thw": [1, 4, 4], "x": 1e3}, "peer_port": 12345678901234567890}`
+	const about = `{ "item_indices":[0], "metadata":{"image_grid_thw": [1, 4, 4], "x": 1e3}, "peer_host":"10.0.0.1", "peer_port": 12345678901234567890}`
 	sent := chat(imageB)
 	reference := func(hash string) string {
 		return `{"type":"image_embeds","image_embeds":{"image_grid_thw": [1, 4, 4], "x": 1e3},"uuid":"` + hash + `"}`
@@ -179,18 +179,41 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// An image without metadata has left the encoder's memory: it cannot be named by a reference.
-func TestEvicted(t *testing.T) {
-	m, err := encode.MediaOf(asked(t, pd.APIChat, chat(imageB), 1<<20))
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := m.NewEncodings()
-	if err := e.Add([]int{0, 1}, announced(`"`+hashA+`":{"item_indices":[0],"metadata":null},"`+hashB+`":{"item_indices":[1],"metadata":{}}`)); err != nil {
-		t.Fatal(err)
-	}
-	if _, referenced, err := e.Request(encode.Find("ec-example"), true); referenced || err != nil {
-		t.Errorf("referenced %v, %v", referenced, err)
+// An image without metadata, or without an address where the connector needs one, cannot be named by a reference: the engine that reads
+// gets the media.
+func TestNotReferable(t *testing.T) {
+	const metadata, address = `"metadata":{"image_grid_thw":[1,4,4]}`, `,"peer_host":"10.0.0.1","peer_port":5601,"size_bytes":2048,"shape":[4,64]`
+	for _, tc := range []struct {
+		name, second string // what an encoder says of the second image
+		files, nixl  bool   // whether the images become references
+	}{
+		{"announced in full", metadata + address, true, true},
+		{"without an address", metadata, true, false},
+		{"whose address is null", metadata + `,"peer_host":null`, true, false},
+		{"evicted", `"metadata":{}`, false, false},
+		{"evicted, with an address", `"metadata":{ }` + address, false, false},
+		{"without metadata", `"metadata":null`, false, false},
+		{"with a list for metadata", `"metadata":[1]`, false, false},
+		{"with nothing", `"x":1`, false, false},
+	} {
+		for connector, want := range map[string]bool{"ec-example": tc.files, "ec-nixl": tc.nixl} {
+			m, err := encode.MediaOf(asked(t, pd.APIChat, chat(imageB), 1<<20))
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := m.NewEncodings()
+			if err := e.Add([]int{0, 1}, announced(`"`+hashA+`":{"item_indices":[0],`+metadata+address+`},"`+hashB+`":{"item_indices":[1],`+tc.second+`}`)); err != nil {
+				t.Fatal(err)
+			}
+			r, referenced, err := e.Request(encode.Find(connector), true)
+			if err != nil || referenced != want {
+				t.Fatalf("%s, an image %s: referenced %v, want %v (%v)", connector, tc.name, referenced, want, err)
+			}
+			local, err := r.Local()
+			if has := strings.Contains(text(local), imageB); err != nil || has == want {
+				t.Errorf("%s, an image %s: the engine gets the image: %v, %v", connector, tc.name, has, err)
+			}
+		}
 	}
 }
 
@@ -207,7 +230,8 @@ func BenchmarkEncode(b *testing.B) {
 	}
 	said := strings.Repeat(`{"role":"user","content":"a conversation of some length"},`, 50)
 	r := asked(b, pd.APIChat, `{"model":"m","messages":[`+said+`{"role":"user","content":[`+picture("A")+`,{"type":"text","text":"x"},`+picture("B")+`]}]}`, 256<<10)
-	answer := announced(`"` + hashA + `":{"item_indices":[0],"metadata":{"image_grid_thw":[1,4,4]}},"` + hashB + `":{"item_indices":[1],"metadata":{"image_grid_thw":[1,4,4]}}`)
+	answer := announced(`"` + hashA + `":{"item_indices":[0],"metadata":{"image_grid_thw":[1,4,4]},"peer_host":"10.0.0.1"},"` +
+		hashB + `":{"item_indices":[1],"metadata":{"image_grid_thw":[1,4,4]},"peer_host":"10.0.0.1"}`)
 	b.SetBytes(r.Body.Len())
 	b.ReportAllocs()
 	for b.Loop() {

@@ -23,6 +23,7 @@ type entry struct {
 	hash     string
 	raw      json.RawMessage // what the encoder said of it
 	metadata json.RawMessage // what a reference needs, nil if there is none
+	located  bool            // the encoder says where other engines can fetch it
 }
 
 // NewEncodings returns those of a request of which nothing is encoded yet.
@@ -49,6 +50,7 @@ func (e *Encodings) Add(items []int, answer []byte) error {
 		var one struct {
 			Items    []int           `json:"item_indices"`
 			Metadata json.RawMessage `json:"metadata"`
+			Host     json.RawMessage `json:"peer_host"`
 		}
 		if err := json.Unmarshal(raw, &one); err != nil {
 			return fmt.Errorf("reading what an encoder says of an item: %w", err)
@@ -63,10 +65,10 @@ func (e *Encodings) Add(items []int, answer []byte) error {
 			}
 			hashes[i] = hash
 		}
-		if !bytes.HasPrefix(one.Metadata, []byte("{")) {
+		if !hasMembers(one.Metadata) {
 			one.Metadata = nil
 		}
-		about[hash] = entry{hash, raw, one.Metadata}
+		about[hash] = entry{hash, raw, one.Metadata, bytes.HasPrefix(one.Host, []byte(`"`))}
 	}
 	for i, hash := range hashes {
 		if hash == "" {
@@ -80,6 +82,13 @@ func (e *Encodings) Add(items []int, answer []byte) error {
 		}
 	}
 	return nil
+}
+
+// hasMembers reports whether what an encoder says of an item is enough for a reference. vLLM announces an empty object for an encoding that
+// it has evicted, and where its processor had the item cached and no longer has the item's size: the engine that reads needs the media then.
+func hasMembers(metadata json.RawMessage) bool {
+	inside, isObject := bytes.CutPrefix(metadata, []byte("{"))
+	return isObject && !bytes.HasPrefix(bytes.TrimLeft(inside, " \t\r\n"), []byte("}"))
 }
 
 // find returns the entry of a hash, nil if there is none.
@@ -105,7 +114,7 @@ func isHash(name string) bool {
 // to work. referenced says whether they were replaced. If nothing has to be changed, the result is the request itself.
 func (e *Encodings) Request(c *Connector, references bool) (r *request.Request, referenced bool, err error) {
 	m := e.of
-	referenced = references && e.referable()
+	referenced = references && e.referable(c)
 	if !referenced && !c.Params {
 		return m.of, false, nil
 	}
@@ -132,10 +141,14 @@ func (e *Encodings) Request(c *Connector, references bool) (r *request.Request, 
 	return r, referenced, err
 }
 
-// referable reports whether all items are images that a reference can name.
-func (e *Encodings) referable() bool {
+// referable reports whether all items are images that a reference can name. An engine that has to fetch an encoding by the encoder's
+// address fails a reference without one, since it has no media to encode either: that is what an encoder with another connector announces.
+func (e *Encodings) referable(c *Connector) bool {
 	for i, k := range e.of.kinds {
-		if k != image || e.find(e.hashes[i]).metadata == nil {
+		if k != image {
+			return false
+		}
+		if one := e.find(e.hashes[i]); one.metadata == nil || c.Params && !one.located {
 			return false
 		}
 	}
