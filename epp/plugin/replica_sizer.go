@@ -38,7 +38,8 @@ type SizedRole struct {
 	MaxReplicas int `yaml:"maxReplicas"`
 	// VariantCost is what a replica costs, in any unit: where a decider compares costs, it weighs roles against each other. Default 10.
 	VariantCost float64 `yaml:"variantCost"`
-	// ReadySeconds is how long it takes from the wish for a replica until it serves: so far ahead the load is forecast. Default 120.
+	// ReadySeconds is how long it takes from the wish for a replica until it serves, until three have shown it: so far ahead the load is forecast.
+	// Default 120.
 	ReadySeconds float64 `yaml:"readySeconds"`
 }
 

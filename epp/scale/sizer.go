@@ -23,7 +23,7 @@ type Role struct {
 	Variant  string        // name of what has them, such as a Deployment
 	Min, Max int           // replicas; Max 0: there are none
 	Cost     float64       // of a replica, in any unit
-	Ready    time.Duration // from the wish for a replica until it serves
+	Ready    time.Duration // from the wish for a replica until it serves, until some have shown it
 }
 
 // Limits bound a size.
@@ -38,6 +38,8 @@ type Size struct {
 	Current, Desired int
 	// Needed is what the present and the expected load need, without limits and however long they last.
 	Needed int
+	// Start is how long a replica takes from the wish for it until it serves.
+	Start time.Duration
 }
 
 // Interval is how often sizes are computed. HPA asks as often, KEDA every 30 s.
@@ -56,6 +58,8 @@ type State struct {
 	split           int
 	prefill, decode steady
 	needed          Needed
+	prefillStarts   starts
+	decodeStarts    starts
 }
 
 // Sizer computes sizes each Interval, from the first endpoint on, or from the first request that waits for one. It is an epp.PickObserver,
@@ -118,10 +122,17 @@ func (s *Sizer) Wake() {
 	if woken && s.config.Prefill.Max > 0 && len(prefill.replicas) == 0 {
 		s.prefill.wake(now)
 	}
+	s.wish(now)
 	s.mu.Unlock()
 	if woken && notify != nil {
 		notify()
 	}
+}
+
+// wish notes which replicas are wished for. The caller holds the mutex of the state.
+func (s *Sizer) wish(now time.Time) {
+	s.decodeStarts.wish(now, s.decode.size)
+	s.prefillStarts.wish(now, s.prefill.size)
 }
 
 // Close ends the computation of sizes.
@@ -138,19 +149,52 @@ func (s *Sizer) Close() error {
 // EndpointJoined implements epp.EndpointObserver.
 func (s *Sizer) EndpointJoined(e *epp.Endpoint) {
 	s.own.Lock()
-	defer s.own.Unlock()
 	s.forget(e)
 	s.endpoints[e] = true
 	if s.timer == nil && !s.closed {
 		s.timer = s.clock.AfterFunc(Interval, s.tick)
+	}
+	s.own.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if of := s.startsOf(e); of != nil {
+		of.join(s.clock.Now(), replicaOf(e))
 	}
 }
 
 // EndpointLeft implements epp.EndpointObserver.
 func (s *Sizer) EndpointLeft(e *epp.Endpoint) {
 	s.own.Lock()
-	defer s.own.Unlock()
 	s.forget(e)
+	replica, last := replicaOf(e), true // of the ranks of a replica
+	for other := range s.endpoints {
+		last = last && replicaOf(other) != replica
+	}
+	s.own.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if of := s.startsOf(e); of != nil && last {
+		of.leave(replica)
+	}
+}
+
+// startsOf returns the starts of the role of an endpoint; nil if it has no role that is sized.
+func (s *State) startsOf(e *epp.Endpoint) *starts {
+	switch {
+	case e.Role.Has(pd.RoleDecode):
+		return &s.decodeStarts
+	case e.Role.Has(pd.RolePrefill):
+		return &s.prefillStarts
+	}
+	return nil
+}
+
+// replicaOf returns the pod of an endpoint.
+func replicaOf(e *epp.Endpoint) string {
+	if e.Pod == "" {
+		return e.Namespace + "/" + e.Name
+	}
+	return e.Namespace + "/" + e.Pod
 }
 
 // forget removes all versions of an endpoint.
@@ -226,11 +270,7 @@ func (s *Sizer) roles() (prefill, decode members) {
 			continue
 		}
 		m.endpoints = append(m.endpoints, e)
-		pod := e.Pod
-		if pod == "" {
-			pod = e.Name
-		}
-		m.replicas[e.Namespace+"/"+pod] = true
+		m.replicas[replicaOf(e)] = true
 		m.all, m.own = m.all+e.InFlight().Requests, m.own+e.Own().Requests
 	}
 	return prefill, decode
@@ -286,7 +326,7 @@ func (s *Sizer) compute(now time.Time) {
 	t := trendOf(s.counts)
 	load.Rate = t.level / Interval.Seconds() * s.mix.pickers()
 	load.Tokens = s.generated(&load, &engines, len(decode.endpoints))
-	ready := max(s.config.Prefill.Ready, s.config.Decode.Ready)
+	ready := max(s.prefillStarts.median(s.config.Prefill.Ready), s.decodeStarts.median(s.config.Decode.Ready))
 	load.Rate = (t.ahead(ready.Seconds()/Interval.Seconds())/Interval.Seconds() + float64(waits.Requests)/drain.Seconds()) * s.mix.pickers()
 	load.Burst = t.burst
 	s.needed = Need(&load, s.config.Objective, &engines, s.split)
@@ -307,6 +347,7 @@ func (s *Sizer) compute(now time.Time) {
 		s.needed.Prefill, more.Prefill = max(1, s.needed.Prefill), max(1, more.Prefill)
 	}
 	s.needed.Prefill = follow(&s.prefill, &s.config.Prefill, &prefill, s.needed.Prefill, more.Prefill)
+	s.wish(now)
 }
 
 // drain is the time in which what waits is to be served, besides what comes.
@@ -352,16 +393,16 @@ func (s *Sizer) Sizes() []Size {
 	prefill, decode := s.roles()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	size := func(name string, role *Role, of *steady, m *members, needed int) Size {
-		one := Size{Role: name, Variant: role.Variant, Current: len(m.replicas), Desired: of.size, Needed: needed}
+	size := func(name string, role *Role, of *steady, m *members, needed int, start *starts) Size {
+		one := Size{Role: name, Variant: role.Variant, Current: len(m.replicas), Desired: of.size, Needed: needed, Start: start.median(role.Ready)}
 		if of.begun.IsZero() {
 			one.Desired = max(role.Min, min(one.Current, role.Max))
 		}
 		return one
 	}
-	sizes := []Size{size("decode", &s.config.Decode, &s.decode, &decode, s.needed.Decode)}
+	sizes := []Size{size("decode", &s.config.Decode, &s.decode, &decode, s.needed.Decode, &s.decodeStarts)}
 	if s.config.Prefill.Max > 0 {
-		sizes = append(sizes, size("prefill", &s.config.Prefill, &s.prefill, &prefill, s.needed.Prefill))
+		sizes = append(sizes, size("prefill", &s.config.Prefill, &s.prefill, &prefill, s.needed.Prefill, &s.prefillStarts))
 	}
 	return sizes
 }
@@ -372,6 +413,8 @@ var (
 		"Replicas of a role that the load needs to meet the objectives, stabilized and within the limits.", []string{"role", "variant"}, nil)
 	neededDesc = prometheus.NewDesc("tandem_needed_replicas",
 		"Replicas of a role that the present and the expected load need, without limits and however long they last.", []string{"role", "variant"}, nil)
+	startDesc = prometheus.NewDesc("tandem_replica_start_seconds",
+		"Time from the wish for a replica of a role until requests can be sent to it: the median of the latest nine starts, or readySeconds until there have been three.", []string{"role", "variant"}, nil)
 	wvaDesiredDesc     = prometheus.NewDesc("wva_desired_replicas", "As tandem_desired_replicas, by the name of llm-d's Workload Variant Autoscaler.", []string{"variant_name"}, nil)
 	wvaCurrentDesc     = prometheus.NewDesc("wva_current_replicas", "Replicas of a variant that the pool has.", []string{"variant_name"}, nil)
 	infernoDesiredDesc = prometheus.NewDesc("inferno_desired_replicas", "As tandem_desired_replicas, by an older name of llm-d's Workload Variant Autoscaler.", []string{"variant_name"}, nil)
@@ -380,7 +423,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (s *Sizer) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{desiredDesc, neededDesc, wvaDesiredDesc, wvaCurrentDesc, infernoDesiredDesc, infernoCurrentDesc} {
+	for _, d := range []*prometheus.Desc{desiredDesc, neededDesc, startDesc, wvaDesiredDesc, wvaCurrentDesc, infernoDesiredDesc, infernoCurrentDesc} {
 		ch <- d
 	}
 }
@@ -390,14 +433,15 @@ func (s *Sizer) Collect(ch chan<- prometheus.Metric) {
 	for _, one := range s.Sizes() {
 		for _, m := range []struct {
 			desc   *prometheus.Desc
-			value  int
+			value  float64
 			labels []string
 		}{
-			{desiredDesc, one.Desired, []string{one.Role, one.Variant}}, {neededDesc, one.Needed, []string{one.Role, one.Variant}},
-			{wvaDesiredDesc, one.Desired, []string{one.Variant}}, {wvaCurrentDesc, one.Current, []string{one.Variant}},
-			{infernoDesiredDesc, one.Desired, []string{one.Variant}}, {infernoCurrentDesc, one.Current, []string{one.Variant}},
+			{desiredDesc, float64(one.Desired), []string{one.Role, one.Variant}}, {neededDesc, float64(one.Needed), []string{one.Role, one.Variant}},
+			{startDesc, one.Start.Seconds(), []string{one.Role, one.Variant}},
+			{wvaDesiredDesc, float64(one.Desired), []string{one.Variant}}, {wvaCurrentDesc, float64(one.Current), []string{one.Variant}},
+			{infernoDesiredDesc, float64(one.Desired), []string{one.Variant}}, {infernoCurrentDesc, float64(one.Current), []string{one.Variant}},
 		} {
-			ch <- prometheus.MustNewConstMetric(m.desc, prometheus.GaugeValue, float64(m.value), m.labels...)
+			ch <- prometheus.MustNewConstMetric(m.desc, prometheus.GaugeValue, m.value, m.labels...)
 		}
 	}
 }

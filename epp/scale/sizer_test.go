@@ -304,6 +304,9 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s: %d series with a sum of %v, want 2 and 5", metric, n, sum)
 		}
 	}
+	if n, sum := gathered(t, registry, "tandem_replica_start_seconds"); n != 2 || sum != 240 {
+		t.Errorf("tandem_replica_start_seconds: %d series with a sum of %v, want 2 and 240", n, sum)
+	}
 	b.config.Prefill.Max = 0
 	if n, sum := gathered(t, registry, "tandem_desired_replicas"); n != 1 || sum != 2 {
 		t.Errorf("without prefill: %d series with a sum of %v, want 1 and 2", n, sum)
