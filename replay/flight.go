@@ -2,6 +2,7 @@ package replay
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -24,7 +25,7 @@ type flight struct {
 	story           *Story          // nil unless it is wanted
 
 	// When its parts began, in virtual time; 0: not yet.
-	sent, done, reading, first time.Duration
+	picked, sent, done, reading, moving, first time.Duration
 
 	computed bool // prefill is done
 	sending  bool // the transfer from prefill has begun
@@ -49,9 +50,15 @@ func (a *arrival) choose(pass epp.Pass) {
 	f := &flight{world: w, picker: p, of: record, request: r, decision: d, story: story, decode: w.nodes[d.First()[0].Slot]}
 	text := w.prompt(i, w.next != nil && w.next[i] > 0)
 	f.parts = text.shared()
-	record.Reason, record.Decode = d.Reason, f.decode.name
 	if to := d.Endpoints(epp.StagePrefill); d.Verdict == pd.Remote && len(to) > 0 {
 		f.prefill = w.nodes[to[0].Slot]
+	}
+	if f.picked = w.clock.now; w.options.Oracle {
+		w.flying = append(w.flying, f)
+		w.foresee(f)
+	}
+	record.Reason, record.Decode = d.Reason, f.decode.name
+	if f.prefill != nil {
 		record.Remote, record.Prefill = true, f.prefill.name
 		p.loads.woken(f.prefill)
 		f.prefill.flights++
@@ -204,6 +211,9 @@ func (f *flight) end(o *epp.Outcome) {
 	w := f.world
 	w.result.End = w.clock.now
 	w.ended(f.of)
+	if i := slices.Index(w.flying, f); i >= 0 {
+		w.flying = slices.Delete(w.flying, i, i+1)
+	}
 	f.decode.flights--
 	f.leavePrefill()
 	f.decision.Reservation.End()
@@ -341,7 +351,7 @@ func (f *flight) transfer() {
 		w.clock.after(0, f.free)
 		return
 	}
-	f.sending = true
+	f.sending, f.moving = true, w.clock.now
 	if w.options.Engine.TokenArrives {
 		f.wait()
 	}

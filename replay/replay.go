@@ -46,6 +46,7 @@ type Options struct {
 	Request   time.Duration // of a leg, besides the steps of its engine
 	Seed      uint64
 	Scaling   *Scaling           // has the pool follow an autoscaler; nil: it stays as it is
+	Oracle    bool               // it chooses in place of the scheduler, which admits: see oracle.go. Not with Engine.TokenArrives
 	Explain   int                // number of a request, from 1, whose Story is wanted; 0: none
 	listening func(*kvfeed.Feed) // is called for each plugin that listens to KV events; nil = none is
 	Ended     *atomic.Int64      // counts the requests that have ended, so that progress can be shown; may be nil
@@ -127,13 +128,14 @@ type world struct {
 	network  network
 	nodes    []*node // by slot
 	spec     epp.PromptSpec
-	asks     []asked  // by class
-	tokens   []uint32 // memory for those of one part
-	next     []int32  // turns: see Trace.turns
-	upcoming int      // where the next session is looked for
-	coming   int      // requests that have not arrived
-	arrived  int      // the others
-	left     int      // requests that have not ended
+	asks     []asked   // by class
+	tokens   []uint32  // memory for those of one part
+	next     []int32   // turns: see Trace.turns
+	upcoming int       // where the next session is looked for
+	coming   int       // requests that have not arrived
+	arrived  int       // the others
+	left     int       // requests that have not ended
+	flying   []*flight // requests on their way, if there is an Oracle
 	timeline timeline
 	scaled   scaled // what Options.Scaling has done
 	result   *Result

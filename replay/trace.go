@@ -64,6 +64,9 @@ func (o *Options) Check(t *Trace) error {
 	if len(t.Requests) == 0 {
 		return errors.New("the trace has no requests")
 	}
+	if o.Oracle && o.Engine.TokenArrives {
+		return errors.New("the oracle knows only engines whose hand-off begins when the prompt is computed, as vLLM's does")
+	}
 	if t.BlockTokens%o.Engine.BlockTokens != 0 {
 		return fmt.Errorf("the trace names parts of %d tokens, which are not whole blocks of %d", t.BlockTokens, o.Engine.BlockTokens)
 	}
