@@ -86,19 +86,15 @@ func Advise(ctx context.Context, std boot.IO, args []string) error {
 		return boot.Usagef("--output-tokens needs --input-tokens")
 	}
 	s := a.settings()
-	tried, err := a.try(ctx, s, files, std.Stderr)
+	said, err := a.advise(ctx, s, files, std.Stderr)
 	if err != nil {
-		return err
-	}
-	said := a.conclude(s, tried)
-	if said.scaler, err = sizeByScaler(ctx, said.best.run, s.slo()); err != nil {
 		return err
 	}
 	write := said.text
 	if a.Output.JSON {
 		write = said.json
 	}
-	if err := errors.Join(write(std.Stdout), s.Output.page(runsOf(tried), &whys{})); err != nil {
+	if err := errors.Join(write(std.Stdout), s.Output.page(runsOf(said.tried), &whys{})); err != nil {
 		return fmt.Errorf("writing the advice: %w", err)
 	}
 	return nil
@@ -277,15 +273,28 @@ func (t *trials) further(of []*tried) (all []*tried, err error) {
 	return all, nil
 }
 
-// try replays the traffic: first the pools by cost, of many splits those near the best one, and then the best two splits by each threshold as well.
-func (a *advice) try(ctx context.Context, s *settings, files []string, to io.Writer) ([]*tried, error) {
+// advise replays the traffic on pools under decisions, and then on the best of them with other weights of scorers.
+func (a *advice) advise(ctx context.Context, s *settings, files []string, to io.Writer) (*conclusion, error) {
 	t, err := a.trials(s, files, to)
 	if err != nil {
 		return nil, err
 	}
+	all, err := a.try(ctx, t, to)
+	if err != nil {
+		return nil, err
+	}
+	c := a.conclude(s, all)
+	if c.scaler, err = sizeByScaler(ctx, c.best.run, s.slo()); err != nil {
+		return nil, err
+	}
+	return c, a.weigh(ctx, t, c, to)
+}
+
+// try replays the traffic: first the pools by cost, of many splits those near the best one, and then the best two splits by each threshold as well.
+func (a *advice) try(ctx context.Context, t *trials, to io.Writer) ([]*tried, error) {
 	all, err := t.first()
 	if err == nil {
-		err = a.perform(ctx, s, all, to)
+		err = a.perform(ctx, t.settings, all, to)
 	}
 	if err != nil || len(all) == 1 {
 		return all, err
@@ -293,7 +302,7 @@ func (a *advice) try(ctx context.Context, s *settings, files []string, to io.Wri
 	for {
 		near, err := t.nearer(all)
 		if err == nil {
-			err = a.perform(ctx, s, near, to)
+			err = a.perform(ctx, t.settings, near, to)
 		}
 		if err != nil {
 			return nil, err
@@ -306,7 +315,7 @@ func (a *advice) try(ctx context.Context, s *settings, files []string, to io.Wri
 	if err != nil {
 		return nil, err
 	}
-	return append(all, further...), a.perform(ctx, s, further, to)
+	return append(all, further...), a.perform(ctx, t.settings, further, to)
 }
 
 // pieces is the parts of a trace whose goodputs tell how far the goodput is known.
@@ -373,12 +382,14 @@ type conclusion struct {
 	settings *settings
 	advice   *advice
 	all      []*tried // the best first
+	tried    []*tried // in the order in which they were tried
 	best     *tried
 	shared   *tried
 	split    bool        // a split is worthwhile
 	gain     between     // of the best split over shared engines, in share of the requests that came to these
 	bestOf   *tried      // the best split; nil: there is but one engine
 	scaler   *scalerSize // what the scaler would have
+	weighed  *weighed    // nil: there is but one engine
 }
 
 // between is a mean, and where it is with 90 % confidence.
@@ -409,7 +420,7 @@ func interval(values []float64) (b between) {
 }
 
 func (a *advice) conclude(s *settings, all []*tried) *conclusion {
-	c := &conclusion{settings: s, advice: a, shared: all[0], best: all[0], all: slices.SortedStableFunc(slices.Values(all), better)}
+	c := &conclusion{settings: s, advice: a, shared: all[0], best: all[0], tried: all, all: slices.SortedStableFunc(slices.Values(all), better)}
 	for _, t := range c.all {
 		if t.run.pool.Both == 0 {
 			c.bestOf = t
@@ -419,15 +430,21 @@ func (a *advice) conclude(s *settings, all []*tried) *conclusion {
 	if c.bestOf == nil {
 		return c
 	}
-	differences := make([]float64, len(c.shared.parts))
-	for i := range differences {
-		differences[i] = c.bestOf.parts[i]*c.bestOf.faster(c.shared) - c.shared.parts[i]
-	}
-	c.gain = interval(differences)
+	c.gain = c.bestOf.over(c.shared)
 	if c.gain.Low > 0 && c.gain.Mean > worthwhile*c.shared.run.summary.Met {
 		c.split, c.best = true, c.bestOf
 	}
 	return c
+}
+
+// over returns how much larger a share of the requests met the objective than with another pool or decision, in shares of those that came there: both are
+// compared on the same parts of the trace.
+func (t *tried) over(than *tried) between {
+	differences := make([]float64, len(than.parts))
+	for i := range differences {
+		differences[i] = t.parts[i]*t.faster(than) - than.parts[i]
+	}
+	return interval(differences)
 }
 
 // goodput returns the requests in a second that met the objective, and where that is.
@@ -472,6 +489,9 @@ func (c *conclusion) words() (lines []string) {
 	lines = append(lines, fmt.Sprintf("Expect %.3g requests/s within it (%.3g to %.3g) of %.3g/s.", g.Mean, g.Low, g.High, c.best.rate()), c.scaler.words(slo))
 	if c.bestOf != nil && !c.split && c.bestOf.run.summary.ITL.P99*2 < c.shared.run.summary.ITL.P99 {
 		lines = append(lines, fmt.Sprintf("If single late tokens matter: a split has gaps between tokens of %s ms at the p99, shared engines of %s ms.", ms(c.bestOf.run.summary.ITL.P99), ms(c.shared.run.summary.ITL.P99)))
+	}
+	if c.weighed != nil {
+		lines = append(lines, c.weighed.words(best.summary.Met))
 	}
 	return lines
 }
@@ -534,6 +554,13 @@ func (c *conclusion) json(to io.Writer) error {
 		Remote   float64 `json:"remote_share"`
 		Refused  int     `json:"refused"`
 	}
+	type weight struct {
+		Scorer  string  `json:"scorer"`
+		Usual   float64 `json:"usual"`
+		Best    float64 `json:"best"`
+		Gain    between `json:"gain"` // of the best one over the usual one, in shares of the requests
+		Advised bool    `json:"advised"`
+	}
 	rowOf := func(t *tried) row {
 		s := &t.run.summary
 		return row{t.run.pool.String(), t.what, s.Met, t.goodput(), s.TTFT.P50, s.TTFT.P95, s.TPOT.P95, s.ITL.P99, s.RemoteShare, s.Refused}
@@ -543,13 +570,17 @@ func (c *conclusion) json(to io.Writer) error {
 		Advice []string    `json:"advice"`
 		Best   row         `json:"best"`
 		Gain   *between    `json:"gain_of_split,omitempty"` // of the best split over shared engines, in shares of the requests
-		Scaler *scalerSize `json:"replica_sizer"`           // engines that the scaler would have
+		Weight *weight     `json:"weights,omitempty"`
+		Scaler *scalerSize `json:"replica_sizer"` // engines that the scaler would have
 		Engine string      `json:"engine"`
 		Load   float64     `json:"requests_per_second"`
 		Tried  []row       `json:"tried"`
 	}{Split: c.split, Advice: c.words(), Best: rowOf(c.best), Scaler: c.scaler, Engine: c.best.run.engine, Load: c.best.rate()}
 	if c.bestOf != nil {
 		said.Gain = &c.gain
+	}
+	if w := c.weighed; w != nil {
+		said.Weight = &weight{prefixScorer, w.usual, w.weight, w.gain, w.worthwhile(c.best.run.summary.Met)}
 	}
 	for _, t := range c.all {
 		said.Tried = append(said.Tried, rowOf(t))
