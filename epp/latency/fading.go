@@ -3,6 +3,7 @@ package latency
 import (
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -58,3 +59,24 @@ func (f *fading) mean(now time.Time) float64 {
 func (f *fading) keep(now time.Time) float64 {
 	return math.Exp(-max(0, now.Sub(f.at).Seconds()) / f.window.Seconds())
 }
+
+// average is a mean of which the latest some dozens of values are most. The zero value has seen none. One goroutine may add while others read.
+type average struct{ bits atomic.Uint64 }
+
+const (
+	// inAverage is what one more value weighs.
+	inAverage = 1.0 / 32
+	// leastAverage bounds values from below, because means are divided by; an answer of one token takes no seconds from its first to its last.
+	leastAverage = 0.05
+)
+
+func (a *average) add(value float64) {
+	value = max(leastAverage, value)
+	if mean := a.mean(); mean > 0 {
+		value = mean + (value-mean)*inAverage
+	}
+	a.bits.Store(math.Float64bits(value))
+}
+
+// mean returns 0 if no value was added.
+func (a *average) mean() float64 { return math.Float64frombits(a.bits.Load()) }

@@ -1,6 +1,7 @@
 package latency
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"sync"
@@ -29,6 +30,7 @@ type Model struct {
 
 	corrections corrections
 
+	answers average                // seconds that answers take from their first token to their last
 	whole   atomic.Pointer[curves] // of all engines
 	engines atomic.Pointer[[]*engine]
 }
@@ -44,6 +46,7 @@ type engine struct {
 	links   atomic.Pointer[[]*link] // of hand-offs to it, by the slot of the endpoint that computes the prompt
 	prompts fading                  // tokens of prompts that it computes itself
 	queue   fading                  // requests that wait there
+	answers average                 // seconds that its answers take from their first token to their last
 }
 
 // link is what is learnt of the hand-offs from one endpoint to another.
@@ -257,15 +260,32 @@ func (m *Model) Handoff(from, to *epp.Candidate, moved int) Estimate {
 }
 
 // Token estimates the time of each further token of answers that an endpoint generates, if it gets one more request: one of so many
-// tokens, some of which it computes itself.
+// tokens, some of which it computes itself. It computes them while those answers pause; they last as long as answers there usually do, so
+// that the shorter they are, the more of their time it takes.
 func (m *Model) Token(c *epp.Candidate, tokens, computed int) Estimate {
 	now := m.clock.Now()
 	curves, one := m.curvesAt(c.Endpoint, now)
-	perSecond, prompts := one.computes(now, computed)
+	perSecond, prompts := one.computes(now, 0)
+	left, pause := curves.left(perSecond), 0.0
+	if computed > 0 {
+		last := m.answersLast(one)
+		prompts += 1 / last
+		pause = curves.prompt.w[1] * kilo(computed) / last
+	}
 	x := tokenTerms(answersOf(c.Load, c.InFlight)+1, contextOf(c.Load)+float64(tokens), prompts)
 	e := curves.token.estimate(&x)
-	e.Time = time.Duration(float64(e.Time) / curves.left(perSecond))
+	e.Time = time.Duration(float64(e.Time) / left * (1 + pause/left))
 	return e
+}
+
+// answersLast returns how many seconds an endpoint's answers usually take from their first token to their last, at most promptWindow, which is
+// taken where no answer has ended.
+func (m *Model) answersLast(one *engine) float64 {
+	last := m.answers.mean()
+	if one != nil {
+		last = cmp.Or(one.answers.mean(), last)
+	}
+	return min(cmp.Or(last, promptWindow.Seconds()), promptWindow.Seconds())
 }
 
 // Steps estimates the time of each further token of the answers that an endpoint generates, and the time with one more of them, to a prompt of

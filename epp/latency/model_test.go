@@ -206,6 +206,31 @@ func TestModelChargesPromptsToAnswers(t *testing.T) {
 	near(t, "step when the prompts are long past", m.Token(&d, 1000, 0).Time, idle, 0.01)
 }
 
+// TestShortAnswersPauseMore has an engine generate answers of a second, and another of eight: what computing a prompt takes is a larger part of
+// the former. One of which no answer has ended is taken to be as all are.
+func TestShortAnswersPauseMore(t *testing.T) {
+	clock := &handClock{now: time.Unix(100, 0)}
+	m := NewModel(clock)
+	short, long := candidate(endpoint(1, "decode"), 8), candidate(endpoint(2, "decode"), 8)
+	fresh := candidate(endpoint(3, "decode"), 8)
+	costs := func(c *epp.Candidate) float64 {
+		return float64(m.Token(c, 4000, 4000).Time)/float64(m.Token(c, 4000, 0).Time) - 1
+	}
+	before := costs(&fresh)
+	prefill := candidate(endpoint(4, "prefill"), 0)
+	for range 60 {
+		clock.advance(time.Second)
+		served(m, outcome(&short, &prefill, 4000, 0, 200*time.Millisecond, 30*time.Millisecond, 10*time.Millisecond))
+		served(m, outcome(&long, &prefill, 4000, 0, 200*time.Millisecond, 30*time.Millisecond, 80*time.Millisecond))
+	}
+	if s, l := costs(&short), costs(&long); s < 5*l {
+		t.Errorf("computing a prompt makes steps %.0f %% longer where answers take a second, %.1f %% where they take eight", 100*s, 100*l)
+	}
+	if f, l := costs(&fresh), costs(&long); f <= l || before <= 0 {
+		t.Errorf("an engine without answers: steps %.1f %% longer, %.1f %% before any had ended; where they take eight seconds %.1f %%", 100*f, 100*before, 100*l)
+	}
+}
+
 func TestModelKnowsQueues(t *testing.T) {
 	clock := &handClock{now: time.Unix(100, 0)}
 	m := NewModel(clock)

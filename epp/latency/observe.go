@@ -45,7 +45,12 @@ func (m *Model) Observe(o *epp.Outcome) {
 	default:
 		m.remote(now, o, decode, &at, begun)
 	}
-	if took, ok := o.Phases.Get(pd.PhaseDecode); ok && o.Result.Completion >= fewestTokens {
+	took, ok := o.Phases.Get(pd.PhaseDecode)
+	if ok {
+		decode.answers.add(took.Seconds())
+		m.answers.add(took.Seconds())
+	}
+	if ok && o.Result.Completion >= fewestTokens {
 		perSecond, prompts := decode.computes(now, 0)
 		x := tokenTerms(at.answers+1, at.context+float64(d.Tokens), prompts)
 		perToken := took.Seconds() / float64(o.Result.Completion-1)

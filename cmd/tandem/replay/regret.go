@@ -85,8 +85,14 @@ var costYAML []byte
 //go:embed drift.yaml
 var driftYAML []byte
 
-// ours is the policy whose results are marked.
-const ours = "ours"
+//go:embed oracle.yaml
+var oracleYAML []byte
+
+// Policies by name: that whose results are marked, and the one that it is compared with first.
+const (
+	ours      = "ours"
+	published = "llm-d P/D"
+)
 
 // policies returns what takes part: the built-in configuration with several deciders, llm-d's, and those that flags name.
 func (f *pickerFlags) policies() (all []policy, err error) {
@@ -111,7 +117,7 @@ func (f *pickerFlags) policies() (all []policy, err error) {
 		}
 		all = append(all, policy{one.name, one.about, c, "--threshold " + strconv.Itoa(one.tokens), one.extreme})
 	}
-	published, err := config.Parse(llmdPD, plugin.Table)
+	theirs, err := config.Parse(llmdPD, plugin.Table)
 	if err != nil {
 		return nil, fmt.Errorf("llm-d's configuration: %w", err)
 	}
@@ -123,7 +129,7 @@ func (f *pickerFlags) policies() (all []policy, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("the configuration with drift-pd-decider: %w", err)
 	}
-	all = append(all, policy{"llm-d P/D", "the configuration of llm-d's P/D guide", published, "--config cmd/tandem/replay/llm-d-pd.yaml", false},
+	all = append(all, policy{published, "the configuration of llm-d's P/D guide", theirs, "--config cmd/tandem/replay/llm-d-pd.yaml", false},
 		policy{"EDPP", "the built-in configuration, but drift-pd-decider decides", byDrift, "--config cmd/tandem/replay/drift.yaml", false},
 		policy{ours, "the built-in configuration, but cost-pd-decider decides", byCost, "--config cmd/tandem/replay/cost.yaml", false})
 	own := pickerFlags{Configs: f.Configs}
@@ -147,6 +153,16 @@ type study struct {
 	pools     []replay.Pool
 	loads     []int
 	cells     []*cell
+	most      []*most
+}
+
+// most is what each policy can bear of a workload on an engine and pool: the highest rate of sessions at which it serves enough requests as wanted,
+// within 3 %; 0 if there is none. Papers on P/D serving call it goodput.
+type most struct {
+	Workload string    `json:"workload"`
+	Engine   string    `json:"engine"`
+	Pool     string    `json:"pool"`
+	Rates    []float64 `json:"rates"` // in a second, in the order of the study's policies
 }
 
 // cell is one workload at one load on one engine and pool.
@@ -160,6 +176,8 @@ type cell struct {
 	Best     string  `json:"best"`     // goodput
 	Scores   []score `json:"policies"` // in the order of the study's policies
 	Shared   score   `json:"shared"`   // as many engines that do both, always local; no policy of this pool
+	// Oracle is a replay.Oracle, which knows more than any policy can; nil: it did not run.
+	Oracle *score `json:"oracle,omitempty"`
 }
 
 // score is what became of a policy in a cell.
@@ -181,6 +199,7 @@ type group struct {
 	pool     replay.Pool
 	turns    float64 // of a session
 	cells    []*cell
+	most     *most
 }
 
 // ownSpan is the span of a workload of the command line.
@@ -268,6 +287,9 @@ func (t *study) perform(ctx context.Context, to io.Writer) error {
 	})
 	for _, g := range groups {
 		t.cells = append(t.cells, g.cells...)
+		if g.most != nil {
+			t.most = append(t.most, g.most)
+		}
 	}
 	return err
 }
@@ -311,7 +333,11 @@ func (g *group) requests(rate float64) int {
 
 // replay runs a trace with a policy.
 func (g *group) replay(ctx context.Context, c *config.Config, pool replay.Pool, t *replay.Trace) (score, error) {
-	o := g.settings.options(g.model, pool, c)
+	return g.score(ctx, g.settings.options(g.model, pool, c), t)
+}
+
+// score runs a trace.
+func (g *group) score(ctx context.Context, o replay.Options, t *replay.Trace) (score, error) {
 	o.First = 0 // policies are compared by their picks: no request goes another way later
 	if err := o.Check(t); err != nil {
 		return score{}, err
@@ -340,13 +366,19 @@ func (g *group) replay(ctx context.Context, c *config.Config, pool replay.Pool, 
 
 // capacity returns the highest rate at which one of the extreme policies serves enough requests as wanted, within 3 %; 0 if there is none.
 func (g *group) capacity(ctx context.Context) (float64, error) {
-	var order []*config.Config // the policy that was enough last comes first: it is likely to be again
+	var extremes []*config.Config
 	for i := range g.policies {
 		if g.policies[i].extreme {
-			order = append(order, g.policies[i].config)
+			extremes = append(extremes, g.policies[i].config)
 		}
 	}
-	serves := func(rate float64) (bool, error) {
+	return g.highest(ctx, leastTested/(g.turns*g.workload.span.Seconds()), extremes)
+}
+
+// highest returns the highest rate, of rates around one to begin with, at which one of some configurations serves enough requests as wanted, within
+// 3 %; 0 if there is none. The configuration that was enough last is tried first: it is likely to be again.
+func (g *group) highest(ctx context.Context, rate float64, order []*config.Config) (float64, error) {
+	return highest(rate, 5, func(rate float64) (bool, error) {
 		t, err := g.load(rounded(rate))
 		for i := 0; i < len(order) && err == nil; i++ {
 			var s score
@@ -356,8 +388,20 @@ func (g *group) capacity(ctx context.Context) (float64, error) {
 			}
 		}
 		return false, err
+	})
+}
+
+// limits finds the highest rate of every policy, beginning with one.
+func (g *group) limits(ctx context.Context, rate float64) error {
+	g.most = &most{Workload: g.workload.name, Engine: g.model.name, Pool: g.pool.String()}
+	for i := range g.policies {
+		highest, err := g.highest(ctx, rate, []*config.Config{g.policies[i].config})
+		if err != nil {
+			return err
+		}
+		g.most.Rates = append(g.most.Rates, rounded(highest))
 	}
-	return highest(leastTested/(g.turns*g.workload.span.Seconds()), 5, serves)
+	return nil
 }
 
 // perform finds the capacity, and runs every policy at every load.
@@ -386,7 +430,10 @@ func (g *group) perform(ctx context.Context) error {
 		}
 		g.cells = append(g.cells, c)
 	}
-	return nil
+	if capacity == 0 {
+		return nil // then no policy is expected to bear any
+	}
+	return g.limits(ctx, capacity)
 }
 
 // run fills a cell.
@@ -408,12 +455,29 @@ func (g *group) run(ctx context.Context, c *cell) error {
 			best, c.Best = one, g.policies[i].Name
 		}
 	}
-	c.Shared, err = g.replay(ctx, g.policies[0].config, replay.Pool{Both: g.pool.Engines()}, t)
+	if c.Shared, err = g.replay(ctx, g.policies[0].config, replay.Pool{Both: g.pool.Engines()}, t); err == nil && g.settings.Why.Oracle {
+		err = g.oracle(ctx, c, t, best)
+	}
 	if best != nil {
 		c.Shared.Regret = rounded(1 - c.Shared.Met/best.Met)
 		for i := range c.Scores {
 			c.Scores[i].Regret = rounded(1 - c.Scores[i].Met/best.Met)
 		}
+	}
+	return err
+}
+
+// oracle runs the oracle in a cell.
+func (g *group) oracle(ctx context.Context, c *cell, t *replay.Trace, best *score) error {
+	all, err := config.Parse(oracleYAML, plugin.Table)
+	if err != nil {
+		return fmt.Errorf("the configuration of the oracle: %w", err)
+	}
+	o := g.settings.options(g.model, g.pool, all)
+	o.Oracle = true
+	s, err := g.score(ctx, o, t)
+	if c.Oracle = &s; best != nil {
+		s.Regret = rounded(1 - s.Met/best.Met)
 	}
 	return err
 }

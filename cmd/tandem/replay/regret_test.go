@@ -53,12 +53,14 @@ func TestReportIsReproducible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cell, err := json.Marshal(x.cells[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Contains(kept, cell) {
-		t.Errorf("docs/replay-report.json does not have\n%s\nmake replay-report writes it anew", cell)
+	for _, part := range []any{x.cells[0], x.most[0]} {
+		line, err := json.Marshal(part)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Contains(kept, line) {
+			t.Errorf("docs/replay-report.json does not have\n%s\nmake replay-report writes it anew", line)
+		}
 	}
 }
 
@@ -89,6 +91,89 @@ func TestReportIsComplete(t *testing.T) {
 			if want := 1 - s.Met/c.Scores[best].Met; s.Regret < 0 || math.Abs(s.Regret-want) > 1e-3 || k == best && s.Regret != 0 {
 				t.Errorf("%s %s %s %d%%: %s has a regret of %v, want %v", c.Workload, c.Engine, c.Pool, c.Load, kept.Policies[k].Name, s.Regret, want)
 			}
+		}
+	}
+}
+
+// TestReportHasRates: every policy has a highest rate in every workload, engine and pool of the report, and of those that the capacity is the best of
+// one has it, or more: the searches begin at other rates, and where all sessions begin in a moment, a higher rate is not always more load.
+func TestReportHasRates(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "replay-report.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept struct {
+		Policies []struct{ Name string }
+		Most     []most `json:"capacities"`
+		Cells    []cell
+	}
+	if err := json.Unmarshal(text, &kept); err != nil {
+		t.Fatal(err)
+	}
+	if want := len(testedWorkloads) * len(testedEngines) * len(testedPools); len(kept.Most) != want {
+		t.Fatalf("rates of %d workloads, engines and pools, want %d", len(kept.Most), want)
+	}
+	for _, m := range kept.Most {
+		i := slices.IndexFunc(kept.Cells, func(c cell) bool { return c.Workload == m.Workload && c.Engine == m.Engine && c.Pool == m.Pool })
+		if i < 0 || len(m.Rates) != len(kept.Policies) {
+			t.Errorf("%+v", m)
+			continue
+		}
+		capacity, extremes := kept.Cells[i].Rate*100/float64(kept.Cells[i].Load), 0.0
+		for k, p := range kept.Policies {
+			if slices.Contains([]string{"always local", "always remote", "threshold 2048"}, p.Name) {
+				extremes = max(extremes, m.Rates[k])
+			}
+		}
+		if extremes < 0.95*capacity {
+			t.Errorf("%s %s %s: always local, always remote or the threshold bears %v, and the capacity is %v", m.Workload, m.Engine, m.Pool, extremes, capacity)
+		}
+	}
+}
+
+func TestMargins(t *testing.T) {
+	x := &study{policies: []policy{{Name: "a"}, {Name: ours}, {Name: "never"}},
+		most: []*most{{Rates: []float64{1, 2, 0}}, {Rates: []float64{4, 2, 0}}, {Rates: []float64{1, 1.2, 0}}, {Rates: []float64{1, 0, 0}}, {Rates: []float64{0, 0, 0}}}}
+	if a := x.marginOf(0); math.Abs(a.mean-math.Cbrt(1.2)) > 1e-9 || a.much != 2 || a.of != 4 {
+		t.Errorf("%+v", a)
+	}
+	if none := x.marginOf(2); none.mean != 1 || none.much != 3 || none.of != 3 {
+		t.Errorf("a policy that bears nothing: %+v", none)
+	}
+}
+
+func TestBesideOracle(t *testing.T) {
+	x := &study{policies: []policy{{Name: ours}}, cells: []*cell{
+		{Workload: "a", Engine: "e", Pool: "1P+1D", Load: 90, Scores: []score{{Met: 0.9}}, Oracle: &score{Met: 1}},
+		{Workload: "b", Engine: "e", Pool: "1P+1D", Load: 110, Scores: []score{{Met: 0.4}}, Oracle: &score{Met: 0.5}},
+		{Workload: "none serves any", Scores: []score{{}}, Oracle: &score{}},
+	}}
+	want := "An oracle knows how long answers will be, and the state of every engine. Of the requests that it serves as wanted, ours serves 15.0% less on average; at most 10.0% less in 1 of 2 cells, and 20.0% on b, e, 1P+1D, 110%."
+	if got := x.besideOracle(); got != want {
+		t.Errorf("got %s", got)
+	}
+	x.cells[0].Oracle, x.cells[1].Oracle = nil, nil
+	if got := x.besideOracle(); got != "" {
+		t.Errorf("without an oracle: %s", got)
+	}
+}
+
+// TestOracleTakesPart: it serves at least as many as the best policy of a small cell.
+func TestOracleTakesPart(t *testing.T) {
+	s := defaults()
+	s.Why.Regret, s.Why.Oracle, s.Load.Requests = true, true, 60
+	x, err := s.newStudy(nil, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.workloads, x.models, x.pools, x.loads = x.workloads[:1], x.models[:1], []replay.Pool{{Prefill: 1, Decode: 1}}, []int{90}
+	if err := x.perform(t.Context(), io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	c := x.cells[0]
+	for i, one := range c.Scores {
+		if c.Oracle == nil || c.Oracle.Met < one.Met {
+			t.Errorf("the oracle serves %+v as wanted, %s %+v", c.Oracle, x.policies[i].Name, one)
 		}
 	}
 }

@@ -88,7 +88,7 @@ func (t *study) json(w io.Writer) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "{\n  \"made_by\": %q,\n  \"a_cell_again\": %q,\n", t.madeBy, t.again())
 	if err := errors.Join(
-		jsonLines(&b, "workloads", ",", workloads), jsonLines(&b, "policies", ",", t.policies), jsonLines(&b, "cells", "", t.cells)); err != nil {
+		jsonLines(&b, "workloads", ",", workloads), jsonLines(&b, "policies", ",", t.policies), jsonLines(&b, "capacities", ",", t.most), jsonLines(&b, "cells", "", t.cells)); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(w, "%s}\n", b.Bytes())
@@ -106,6 +106,9 @@ type standing struct {
 
 // near is the regret up to which a policy counts as good as the best.
 const near = 0.05
+
+// nearOracle is how far ours may be behind an oracle.
+const nearOracle = 0.1
 
 // standing returns how policy i did over cells that have a best policy.
 func standingOf(cells []*cell, i int) (s standing) {
@@ -139,7 +142,37 @@ func standingOf(cells []*cell, i int) (s standing) {
 	return s
 }
 
-var standingColumns = []string{"policy", "mean regret", "worst regret", "within 5 %", "TTFT p95", "no p95", "worst on"}
+// margin is how a policy's highest rates compare with those of ours.
+type margin struct {
+	mean float64 // geometric mean of those of ours, as multiples of the policy's, where both have one
+	much int     // in how many workloads on an engine and pool ours has at least muchMore times the policy's, which may be none
+	of   int     // of how many in which either has one
+}
+
+// muchMore is what ours is to reach, as a multiple of llm-d's published configuration.
+const muchMore = 1.2
+
+func (t *study) marginOf(i int) (m margin) {
+	mine := slices.IndexFunc(t.policies, func(p policy) bool { return p.Name == ours })
+	logs, n := 0.0, 0
+	for _, one := range t.most {
+		own, its := one.Rates[mine], one.Rates[i]
+		if own == 0 && its == 0 {
+			continue
+		}
+		m.of++
+		if own >= muchMore*its {
+			m.much++
+		}
+		if own > 0 && its > 0 {
+			logs, n = logs+math.Log(own/its), n+1
+		}
+	}
+	m.mean = math.Exp(logs / float64(max(1, n)))
+	return m
+}
+
+var standingColumns = []string{"policy", "mean regret", "worst regret", "within 5 %", "TTFT p95", "no p95", "worst on", "ours bears", fmt.Sprintf("≥ %v ×", muchMore)}
 
 // standings returns the table of all policies.
 func (t *study) standings() (rows [][]string) {
@@ -149,16 +182,26 @@ func (t *study) standings() (rows [][]string) {
 		if s.at != nil {
 			at = fmt.Sprintf("%s, %s, %s, %d%%", s.at.Workload, s.at.Engine, s.at.Pool, s.at.Load)
 		}
-		rows = append(rows, []string{p.Name, percent(s.mean), percent(s.worst), percent(s.near), fmt.Sprintf("%.2f ×", s.ttft), strconv.Itoa(s.unbounded), at})
+		rows = append(rows, append([]string{p.Name, percent(s.mean), percent(s.worst), percent(s.near), fmt.Sprintf("%.2f ×", s.ttft), strconv.Itoa(s.unbounded), at}, t.margin(i)...))
 	}
 	return rows
+}
+
+// margin returns the cells about policy i's highest rates.
+func (t *study) margin(i int) []string {
+	if t.policies[i].Name == ours {
+		return []string{"–", "–"}
+	}
+	m := t.marginOf(i)
+	return []string{fmt.Sprintf("%.2f ×", m.mean), fmt.Sprintf("%d of %d", m.much, m.of)}
 }
 
 func percent(share float64) string { return fmt.Sprintf("%.1f%%", 100*share) }
 
 // meaning explains the table of standings.
 const meaning = "Regret: the share of the requests that the best policy serves as wanted, and a policy does not. TTFT p95: as a multiple of the best policy's, where the policy has one; " +
-	"it has none where it refuses more than 5 % of the requests."
+	"it has none where it refuses more than 5 % of the requests. Ours bears: the highest rate at which ours serves 90 % of the requests as wanted, as a multiple of the policy's; " +
+	"the geometric mean, and in how many workloads, engines and pools it is at least so much."
 
 func (t *study) text(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -169,7 +212,35 @@ func (t *study) text(w io.Writer) error {
 		return err
 	}
 	_, err := fmt.Fprintf(w, "\n%d cells of workload, engine, pool and load, in %d of which a policy met the objective. %s\n", len(t.cells), t.compared(), meaning)
+	if beside := t.besideOracle(); err == nil && beside != "" {
+		_, err = fmt.Fprintln(w, beside)
+	}
 	return err
+}
+
+// besideOracle says how ours compares with the oracle; "" if that did not run.
+func (t *study) besideOracle() string {
+	mine := slices.IndexFunc(t.policies, func(p policy) bool { return p.Name == ours })
+	n, close, mean := 0, 0, 0.0
+	var worst *cell
+	lacks := func(c *cell) float64 { return 1 - c.Scores[mine].Met/c.Oracle.Met }
+	for _, c := range t.cells {
+		if c.Oracle == nil || c.Oracle.Met == 0 {
+			continue
+		}
+		n++
+		if mean += lacks(c); lacks(c) <= nearOracle {
+			close++
+		}
+		if worst == nil || lacks(c) > lacks(worst) {
+			worst = c
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("An oracle knows how long answers will be, and the state of every engine. Of the requests that it serves as wanted, ours serves %s less on average; at most %s less in %d of %d cells, and %s on %s, %s, %s, %d%%.",
+		percent(mean/float64(n)), percent(nearOracle), close, n, percent(lacks(worst)), worst.Workload, worst.Engine, worst.Pool, worst.Load)
 }
 
 // compared returns in how many cells a policy met the objective at all.
@@ -201,6 +272,11 @@ func (t *study) page() *report.Plots {
 			s := standingOf(t.cells, i)
 			p.Tiles = []report.TrialTile{{Name: "mean regret of ours", Number: percent(s.mean)}, {Name: "its worst", Number: percent(s.worst)},
 				{Name: "cells in which ours is within 5 %", Number: percent(s.near)}}
+		}
+		if policy.Name == published {
+			m := t.marginOf(i)
+			p.Tiles = append(p.Tiles, report.TrialTile{Name: fmt.Sprintf("workloads, engines and pools in which ours bears at least %v × the load of %s", muchMore, published),
+				Number: fmt.Sprintf("%d of %d", m.much, m.of)})
 		}
 	}
 	p.Sections = append([]report.PlotSection{t.overall()}, t.byWorkload()...)
@@ -311,7 +387,23 @@ func (t *study) tables() []report.MeasuredTable {
 		worst.Rows = append(worst.Rows, report.MeasuredRow{Cells: []string{c.Workload, c.Engine, c.Pool, strconv.Itoa(c.Load) + "%", fmt.Sprint(c.Rate), strconv.Itoa(c.Requests),
 			c.Best, percent(best.Met), percent(c.Scores[mine].Met), percent(c.Scores[mine].Regret), p95(best), p95(&c.Scores[mine])}})
 	}
-	return append([]report.MeasuredTable{standings, worst}, t.means()...)
+	return append([]report.MeasuredTable{standings, worst, t.rates()}, t.means()...)
+}
+
+// rates returns the highest rate of every policy, of each workload on each engine and pool.
+func (t *study) rates() report.MeasuredTable {
+	table := report.MeasuredTable{Name: "Highest rates at which 90 % of the requests are served as wanted, in sessions a second", Columns: []string{"workload", "engine", "pool"}}
+	for _, p := range t.policies {
+		table.Columns = append(table.Columns, p.Name)
+	}
+	for _, one := range t.most {
+		row := []string{one.Workload, one.Engine, one.Pool}
+		for _, rate := range one.Rates {
+			row = append(row, fmt.Sprintf("%.3g", rate))
+		}
+		table.Rows = append(table.Rows, report.MeasuredRow{Cells: row})
+	}
+	return table
 }
 
 func p95(s *score) string {

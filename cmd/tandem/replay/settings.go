@@ -95,6 +95,7 @@ type loadFlags struct {
 type whyFlags struct {
 	Explain int  `flag:"explain" arg:"NUMBER" help:"print why this request of the trace, from 1, went where it went, and what was done there step by step"`
 	Regret  bool `flag:"regret" help:"instead of one load: nine workloads (or the TRACE, or --shape) on three engines and three pools (or --engine, --pool) at 50 to 110 % of their capacity, and how far each policy and each --config is behind the best one"`
+	Oracle  bool `flag:"oracle" help:"with --regret: also an oracle, which knows how long answers will be and the state of every engine, and tries each choice for each request. A cell takes it minutes"`
 	Elastic bool `flag:"elastic" help:"instead of one load: days of a week, with a flash crowd, on two engines, and how well and how cheaply each autoscaler serves them; --week-days, --config, --engine, --attainment and the times that engines take to serve may be given"`
 	Compare bool `flag:"compare" help:"of each configuration and threshold against the first one: the first pick that differs, the requests that lost and gained most, and what gain the first one predicts with it as its shadow"`
 }
@@ -189,6 +190,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	_, ok := workload.ShapeOf(s.Load.Shape)
 	p.Require(ok || s.Load.Shape == "", "shape", "must be one of %s", shapeNames())
 	p.Require(s.Why.Explain >= 0, "explain", "must not be negative")
+	p.Require(!s.Why.Oracle || s.Why.Regret, "oracle", "needs --regret")
 	p.Require(s.Output.TTFT >= 0, "slo-ttft", "must not be negative")
 	p.Require(s.Output.TPOT >= 0, "slo-tpot", "must not be negative")
 	s.Scaling.validate(p)

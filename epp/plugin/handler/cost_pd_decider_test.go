@@ -92,9 +92,9 @@ func TestCostOfShortPrompts(t *testing.T) {
 	p := newPair(t)
 	p.learn(usual, usual, 5*time.Millisecond)
 	p.want(pd.Local, "an idle pair, a long prompt: no hand-off", 4000, 0)
-	p.busy(40, 8000)
-	p.want(pd.Local, "beside many answers, a short prompt", 30, 0)
-	p.want(pd.Remote, "beside many answers, a long prompt", 4000, 0)
+	p.busy(10, 8000)
+	p.want(pd.Local, "beside ten answers, a short prompt", 30, 0)
+	p.want(pd.Remote, "beside ten answers, a long prompt", 4000, 0)
 }
 
 // TestCostOfLoading: cached tokens that the decode pod must load cost time, but not as much as those that it computes, and they move in a hand-off.
@@ -121,7 +121,7 @@ func TestCostOfLoading(t *testing.T) {
 func TestCostOfWarmPrompts(t *testing.T) {
 	p := newPair(t)
 	p.learn(usual, usual, 5*time.Millisecond)
-	p.busy(40, 8000)
+	p.busy(10, 8000)
 	p.want(pd.Remote, "a first turn", 8000, 0)
 	p.want(pd.Local, "a later turn, whose beginning decode has", 8000, 7970)
 }
