@@ -225,10 +225,10 @@ func TestAdviceAndScalerAgree(t *testing.T) {
 		rate          float64
 	}{
 		{"qwen3-32b-h100-tp2", 4000, 500, 2 * time.Second, "2P+2D", "2P+2D", 8.02},
-		{"qwen3-32b-h100-tp2", 4000, 500, 2 * time.Second, "4B", "4B", 5.28},
+		{"qwen3-32b-h100-tp2", 4000, 500, 2 * time.Second, "4B", "4B", 5.84},
 		{"llama-70b-h100-tp4", 12035, 343, 5 * time.Second, "3P+1D", "4P+2D", 3.64},
-		{"llama-70b-h100-tp4", 12035, 343, 5 * time.Second, "4B", "4B", 1.37},
-		{"llama-70b-h100-tp4", 2048, 28, time.Second, "4B", "3B", 8.06},
+		{"llama-70b-h100-tp4", 12035, 343, 5 * time.Second, "4B", "4B", 1.39},
+		{"llama-70b-h100-tp4", 2048, 28, time.Second, "4B", "3B", 7.62},
 	} {
 		t.Run(fmt.Sprintf("%s %d/%d %s", test.engine, test.input, test.output, test.pool), func(t *testing.T) {
 			t.Parallel()

@@ -96,7 +96,7 @@ func (d *byCost) Decide(a *epp.Alternatives) epp.Ruling {
 		decodes, prefills = decodes[:1], prefills[:min(1, len(prefills))]
 	}
 	found := a.Found(d.matcher)
-	prompts := d.prompts(a, prefills, found)
+	prompts := d.prompts(a, prefills, found, ttft, tpot)
 	var local, remote ruled
 	for i := range decodes {
 		decode := &decodes[i]
@@ -206,13 +206,19 @@ func (d *byCost) local(a *epp.Alternatives, x *answer, ttft, tpot time.Duration)
 		Harm: x.harm + time.Duration(late+longer)}
 }
 
-// prompts returns what it costs that prefill endpoints compute the prompt: the requests there wait longer.
-func (d *byCost) prompts(a *epp.Alternatives, prefills []epp.Candidate, found epp.Matches) (all [pd.MaxTargets]epp.Cost) {
+// prompts returns what it costs that prefill endpoints compute the prompt: the requests there wait longer, and the answers pause of one that generates
+// any.
+func (d *byCost) prompts(a *epp.Alternatives, prefills []epp.Candidate, found epp.Matches, ttft, tpot time.Duration) (all [pd.MaxTargets]epp.Cost) {
 	for i := range prefills {
 		c := &prefills[i]
 		cached, loads := min(a.Tokens, found.Of(c)), found.LoadsOf(c)
 		all[i] = epp.Cost{Time: d.model.Predict(a.Now, c, a.Tokens, cached, loads).TTFT.P50,
 			Harm: time.Duration(latency.Computing(c.Load, c.InFlight) * float64(d.model.Prompt(c, a.Tokens, cached, loads).Own))}
+		if c.Role.Has(pd.RoleDecode) {
+			with, without := d.model.Token(c, 0, max(1, a.Tokens-cached)).Time, d.model.Token(c, 0, 0).Time
+			answers, _ := c.Running()
+			all[i].Harm += time.Duration(float64(ttft) * answers * (excess(with, tpot) - excess(without, tpot)))
+		}
 	}
 	return all
 }

@@ -97,6 +97,22 @@ func TestCostOfShortPrompts(t *testing.T) {
 	p.want(pd.Remote, "beside ten answers, a long prompt", 4000, 0)
 }
 
+// TestCostOfPrefillAmongAnswers: a prefill endpoint that generates answers has them pause while it computes a prompt, so that costs more than on one that
+// only computes prompts.
+func TestCostOfPrefillAmongAnswers(t *testing.T) {
+	harm := func(role string) time.Duration {
+		p := newPair(t)
+		p.prefill.Endpoint = epp.NewEndpoint("default", "prefill", p.prefill.Addr, "", map[string]string{pd.RoleLabel: role})
+		p.prefill.Slot = 1
+		p.learn(usual, usual, 5*time.Millisecond)
+		p.prefill.Load.Signals.Set(epp.Running, 20)
+		return p.decide(4000, 0).Costs[1].Harm
+	}
+	if only, both := harm("prefill"), harm("both"); both < only+20*time.Millisecond {
+		t.Errorf("a prompt of 4,000 tokens costs others %v on an endpoint that only prefills, %v beside 20 answers", only, both)
+	}
+}
+
 // TestCostOfLoading: cached tokens that the decode pod must load cost time, but not as much as those that it computes, and they move in a hand-off.
 func TestCostOfLoading(t *testing.T) {
 	p := newPair(t)
