@@ -57,6 +57,8 @@ type Batch struct {
 	Rank    int     // of the data-parallel engine, -1 = not told
 	Events  int     // that were read
 	Skipped int     // events that are of no known kind, or not as they should be
+
+	Replayed bool // the engine had sent it before, and was asked for it again
 }
 
 // Decoder decodes messages. It can be used again, but not by several goroutines at once.

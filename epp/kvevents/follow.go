@@ -256,7 +256,9 @@ func (f *follower) replayOnce(ctx context.Context) (whole bool, err error) {
 		case n > f.next && !first:
 			return false, nil // the engine drops messages if its socket is full
 		case n >= f.next:
+			f.replaying = true
 			f.apply(n, payload)
+			f.replaying = false
 		}
 	}
 }

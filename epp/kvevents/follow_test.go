@@ -307,6 +307,11 @@ func follow(t *testing.T, replay bool, before, during func(*network), then func(
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		e, n := newEngine(), &network{publisher: new(publisher), later: func() { time.Sleep(time.Minute) }}
+		e.Heard = func(b Batch) {
+			if b.Replayed {
+				e.replayed++
+			}
+		}
 		before(n)
 		ctx, cancel := context.WithCancel(t.Context())
 		source := Source{Events: "events", Topic: "kv@"}
@@ -328,7 +333,7 @@ func follow(t *testing.T, replay bool, before, during func(*network), then func(
 }
 
 // TestFollowLater: messages from before the follower came are replayed as far as the engine has kept them. The others are counted, and are not
-// lost: nothing was known that they make wrong.
+// lost: nothing was known that they make wrong. Messages that lead to a replay come by it too.
 func TestFollowLater(t *testing.T) {
 	const earlier = 4 // messages, each of which stores a block
 	for name, test := range map[string]struct {
@@ -336,13 +341,14 @@ func TestFollowLater(t *testing.T) {
 		kept            int // first message that is replayed
 		silent          int // replays that are not answered
 		blocks, unknown int
+		replayed        int
 		counts          string
 	}{
-		"no replay":            {false, 0, 0, 0, earlier, "connected=1 lost=1 restarts=0"},
-		"all are replayed":     {true, 0, 0, earlier + 2, 0, "connected=1 lost=0 restarts=0"},
-		"the latest are":       {true, earlier - 1, 0, 0, earlier - 1, "connected=1 lost=0 restarts=0"},
-		"none of them is kept": {true, earlier, 0, 0, earlier, "connected=1 lost=0 restarts=0"},
-		"all are replayed when it is asked again": {true, 0, 1, earlier + 2, 0, "connected=1 lost=0 restarts=0"},
+		"no replay":            {false, 0, 0, 0, earlier, 0, "connected=1 lost=1 restarts=0"},
+		"all are replayed":     {true, 0, 0, earlier + 2, 0, earlier + 2, "connected=1 lost=0 restarts=0"},
+		"the latest are":       {true, earlier - 1, 0, 0, earlier - 1, 3, "connected=1 lost=0 restarts=0"},
+		"none of them is kept": {true, earlier, 0, 0, earlier, 3, "connected=1 lost=0 restarts=0"},
+		"all are replayed when it is asked again": {true, 0, 1, earlier + 2, 0, earlier + 3, "connected=1 lost=0 restarts=0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			follow(t, test.replay, func(n *network) {
@@ -357,6 +363,9 @@ func TestFollowLater(t *testing.T) {
 			}, func(t *testing.T, e *engine) {
 				if got := e.finds("m", "", 10); got != test.blocks {
 					t.Errorf("%d blocks, want %d", got, test.blocks)
+				}
+				if e.replayed != test.replayed {
+					t.Errorf("%d messages were replayed, want %d", e.replayed, test.replayed)
 				}
 				if got := e.Counts.Earlier.Load(); got != int64(test.unknown) {
 					t.Errorf("%d messages were earlier, want %d", got, test.unknown)

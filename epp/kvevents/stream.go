@@ -150,10 +150,11 @@ type Stream struct {
 	// Misnamed is called with the first blocks of a prompt and their names, if Hasher gives them others; nil = it is not.
 	Misnamed func(kvhash.Prompt, []uint64)
 
-	named   []uint64 // memory
-	prompts int      // of which names could be computed
-	decoder Decoder
-	group   int // of layers that count, -1 = not known
+	named     []uint64 // memory
+	prompts   int      // of which names could be computed
+	decoder   Decoder
+	group     int  // of layers that count, -1 = not known
+	replaying bool // what is applied comes from a replay
 }
 
 // NewStream returns the stream of a holder of an index.
@@ -168,7 +169,7 @@ func (s *Stream) Apply(payload []byte) (Batch, error) {
 	if err != nil {
 		s.Counts.Skipped[Malformed].Add(1)
 	}
-	if s.Heard != nil {
+	if b.Replayed = s.replaying; s.Heard != nil {
 		s.Heard(b)
 	}
 	return b, err

@@ -18,12 +18,13 @@ const (
 // engine is a stream and what requests find of it.
 type engine struct {
 	*Stream
-	index *kvindex.Index
+	index    *kvindex.Index
+	replayed int // messages that follow has heard so
 }
 
 func newEngine() *engine {
 	x := kvindex.New(seed, 1000)
-	e := &engine{NewStream(x, x.Join(), new(Roots), new(Counts)), x}
+	e := &engine{Stream: NewStream(x, x.Join(), new(Roots), new(Counts)), index: x}
 	e.Shared = x.Join()
 	return e
 }
@@ -250,7 +251,7 @@ func algorithmOf(t *testing.T, label string) kvhash.Algorithm {
 // newNamed is newEngine with an index whose keys are names.
 func newNamed(a kvhash.Algorithm) *engine {
 	x := kvindex.NewNamed(seed, 1000)
-	e := &engine{NewStream(x, x.Join(), new(Roots), new(Counts)), x}
+	e := &engine{Stream: NewStream(x, x.Join(), new(Roots), new(Counts)), index: x}
 	e.Hasher, e.Shared = kvhash.New(a), x.Join()
 	return e
 }

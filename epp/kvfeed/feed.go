@@ -249,7 +249,9 @@ func (f *Feed) remove(m *member, s *source) {
 func (f *Feed) heard(m *member, s *source, b kvevents.Batch) {
 	now := f.clock.Now()
 	s.heard.Store(now.UnixNano())
-	f.lag.observe(float64(now.UnixMicro())/1e6 - b.At)
+	if !b.Replayed { // it may be as old as the engine
+		f.lag.observe(float64(now.UnixMicro())/1e6 - b.At)
+	}
 	if !s.checked.Load() {
 		f.checkFirst(m, s)
 	}

@@ -24,7 +24,7 @@ var (
 	restartDesc = prometheus.NewDesc("tandem_prefix_restarts_total", "Restarts of engines, as the numbers of their messages show.", by(), nil)
 	replaysDesc = prometheus.NewDesc("tandem_prefix_replays_total", "Replays of KV events that were asked for.", by("result"), nil)
 	tiersDesc   = prometheus.NewDesc("tandem_prefix_tier_blocks", "KV blocks that engines have told of, by the memory that they are in; one may be in several.", by("tier"), nil)
-	lagDesc     = prometheus.NewDesc("tandem_prefix_event_lag_seconds", "Time from when an engine published KV events, by its clock, until they were applied.", by(), nil)
+	lagDesc     = prometheus.NewDesc("tandem_prefix_event_lag_seconds", "Time from when an engine published KV events, by its clock, until they were applied; without those that were replayed.", by(), nil)
 	foundDesc   = prometheus.NewDesc("tandem_prefix_mismatch_total", "What did not fit together between the picker and engines.", by("kind"), nil)
 	promptsDesc = prometheus.NewDesc("tandem_prefix_prompts_total", "Prompts that were picked for, by whether their token ids were known.", by("ids"), nil)
 	cachedDesc  = prometheus.NewDesc("tandem_prefix_cached_tokens_total", "Cached tokens of requests, as the picker predicted and as engines reported.", by("by"), nil)
