@@ -93,6 +93,7 @@ var realCases = []realCase{
 	{"lease in decode's queue", testLeaseInTheQueue},
 	{"keeper", testKeeper},
 	{"streams that go on", testContinuation},
+	{"streams generated again", testRegeneration},
 	{"engines that hang", testHangs},
 	{"pair", func(t *testing.T) { runPair(t, engines.pair(t, engines.failing)) }},
 	{"prefill stopped, recompute", func(t *testing.T) { testPrefillStopped(t, engines.pair(t, engines.recomputing)) }},
