@@ -81,6 +81,32 @@ func TestKVUsage(t *testing.T) {
 	}
 }
 
+// An engine that does not say for what its requests wait, such as a vLLM without vllm:num_requests_waiting_by_reason, has all of them in its
+// queue.
+func TestQueueOfUnknownReason(t *testing.T) {
+	for _, c := range []struct {
+		name             string
+		waiting, delayed float64 // delayed -1: not told
+		queues           bool
+	}{
+		{"none waits", 0, -1, false},
+		{"not told", 4, -1, true},
+		{"for capacity", 4, 0, true},
+		{"some for their KV cache", 4, 3, true},
+		{"all for their KV cache", 4, 4, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := pageOf(c.waiting, 2)
+			if c.delayed >= 0 {
+				l.Signals.Set(epp.Delayed, c.delayed)
+			}
+			if got := l.Queues(); got != c.queues {
+				t.Errorf("%v, want %v", got, c.queues)
+			}
+		})
+	}
+}
+
 // TestLearnBatch reads one page after the other.
 func TestLearnBatch(t *testing.T) {
 	type page struct{ waiting, delayed, running, want float64 }

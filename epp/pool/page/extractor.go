@@ -35,7 +35,8 @@ type EngineConfig struct {
 	// QueuedRequestsSpec is the gauge of waiting requests.
 	QueuedRequestsSpec string `yaml:"queuedRequestsSpec"`
 	// DelayedRequestsSpec is the gauge of those waiting requests that wait for something other than capacity, above all for
-	// their KV cache from a prefill engine. llm-d has no such key.
+	// their KV cache from a prefill engine. llm-d has no such key. If a page lacks it, all waiting requests count as queued, so that
+	// a decode engine seems busier while it waits for KV caches.
 	DelayedRequestsSpec string `yaml:"delayedRequestsSpec"`
 	// RunningRequestsSpec is the gauge of running requests.
 	RunningRequestsSpec string `yaml:"runningRequestsSpec"`
