@@ -115,7 +115,7 @@ var simulatedOnly = map[string]string{
 	`Killed|SharedKilled|ManyLines`:        "it is about the batch server, whose requests any engine answers",
 	`OpenAIClientQuota|Command|Queue\w+|Webhook`: "likewise",
 	`Faults|FaultTable|LargeFile|PartsKilled`:    "likewise",
-	`BatchYields|Interference`:                   "it needs to know how much engines can do",
+	`Batch(Yields|GivesWay)|Interference`:        "it needs to know how much engines can do",
 	`WideExpertParallelism`:                      "it needs 128 engines",
 	`Bad\w+|HeldBodies|HeadersWithoutEnd`:        "it is about clients that never get as far as an engine",
 	`Security\w+|ThreatsPage`:                    "the hostile peers that it is about are its own; TestForeignHandoff and the pair have what engines die of",
