@@ -1,12 +1,14 @@
 package sim_test
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/e2e/realengine"
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/simtest"
@@ -221,13 +223,18 @@ func TestPrefillRestart(t *testing.T) {
 	for _, policy := range []sim.LoadFailurePolicy{sim.FailLoad, sim.RecomputeLoad} {
 		t.Run(string(policy), func(t *testing.T) {
 			ids := simtest.Prompt(1, 100)
-			first := simtest.Start(t)
+			ports, err := realengine.FreePorts(t.Context(), 1) // another one might be a client's before the second engine listens there
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := func(c *sim.Config) { c.Transfer.SideChannel = fmt.Sprintf("127.0.0.1:%d", ports[0]) }
+			first := simtest.Start(t, at)
 			d := simtest.Start(t, func(c *sim.Config) { c.KV.LoadFailure = policy })
 			want := simtest.Complete(t, d, simtest.Greedy(ids, 6, simtest.Prefill(t, first, ids))).Tokens()
 			simtest.Do(t, http.MethodPost, d.URL+"/reset_prefix_cache", "")
 			old := simtest.Prefill(t, first, simtest.Prompt(2, 100))
 			first.Close()
-			second := simtest.Start(t, func(c *sim.Config) { c.Transfer.SideChannel = first.SideChannel })
+			second := simtest.Start(t, at)
 			r := simtest.Post(t, d.URL+"/v1/completions", simtest.Greedy(simtest.Prompt(2, 100), 6, old))
 			if ok := r.Status == http.StatusOK; ok != (policy == sim.RecomputeLoad) {
 				t.Errorf("status %d: %s", r.Status, r.Body)
