@@ -62,12 +62,14 @@ START_PROGRAMS = /(e2e/.*|charts|docs)$$
 
 .PHONY: test-all
 test-all: modules tools ## run all tests but those on real engines, the packages' own with the race detector
-	go list ./... | grep -vE '$(START_PROGRAMS)' | xargs go test -race -p=$$(($$(nproc) + 1)) -timeout=20m $(TESTFLAGS)
-	go list ./... | grep -E '$(START_PROGRAMS)' | xargs go test -p=$$(($$(nproc) * 2)) -timeout=20m $(TESTFLAGS)
-	go test -run '^TestIDsAreTheReferences$$' $(TESTFLAGS) ./epp/tokens
-	cd $(KUBE_MODULE) && go test -timeout=20m $(TESTFLAGS) ./...
-	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl $(TESTFLAGS) $(NIXL_TESTED)
-	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl -run '^TestNIXL' $(TESTFLAGS) $(NIXL_USERS)
+	@set -x; failed=; \
+	go list ./... | grep -vE '$(START_PROGRAMS)' | xargs go test -race -p=$$(($$(nproc) + 1)) -timeout=20m $(TESTFLAGS) || failed=1; \
+	go list ./... | grep -E '$(START_PROGRAMS)' | xargs go test -p=$$(($$(nproc) * 2)) -timeout=20m $(TESTFLAGS) || failed=1; \
+	go test -run '^TestIDsAreTheReferences$$' $(TESTFLAGS) ./epp/tokens || failed=1; \
+	(cd $(KUBE_MODULE) && go test -timeout=20m $(TESTFLAGS) ./...) || failed=1; \
+	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl $(TESTFLAGS) $(NIXL_TESTED) || failed=1; \
+	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl -run '^TestNIXL' $(TESTFLAGS) $(NIXL_USERS) || failed=1; \
+	test -z "$$failed" # one run tells everything
 
 .PHONY: test-race
 test-race: modules tools ## run the tests that start programs with the race detector, too: half an hour
