@@ -198,12 +198,18 @@ func (d *byCost) pushedOut(a *epp.Alternatives, x *answer) time.Duration {
 // wait longer.
 func (d *byCost) local(a *epp.Alternatives, x *answer, ttft, tpot time.Duration) epp.Cost {
 	own := max(1, a.Tokens-x.cached) // engines compute the last token of a prompt even if all of it is cached
-	with, without := d.model.Token(x.Candidate, a.Tokens, own).Time, d.model.Token(x.Candidate, a.Tokens, 0).Time
 	answers, _ := x.Running()
-	late := float64(ttft) * (answers + 1) * (excess(with, tpot) - excess(without, tpot))
+	late := d.pause(x.Candidate, a.Tokens, own, answers+1, ttft, tpot)
 	longer := behind * d.model.Queue(x.Candidate) * float64(d.model.Prompt(x.Candidate, a.Tokens, x.cached, x.loads).Own)
 	return epp.Cost{Verdict: pd.Local, Endpoint: x.Endpoint, Time: d.model.Predict(a.Now, x.Candidate, a.Tokens, x.cached, x.loads).TTFT.P50,
 		Harm: x.harm + time.Duration(late+longer)}
+}
+
+// pause returns what it costs, in nanoseconds, that so many answers of an endpoint pause while it computes own tokens. With tokens it generates one more answer, to
+// a prompt of so many.
+func (d *byCost) pause(c *epp.Candidate, tokens, own int, answers float64, ttft, tpot time.Duration) float64 {
+	with, without := d.model.Token(c, tokens, own).Time, d.model.Token(c, tokens, 0).Time
+	return float64(ttft) * answers * (excess(with, tpot) - excess(without, tpot))
 }
 
 // prompts returns what it costs that prefill endpoints compute the prompt: the requests there wait longer, and the answers pause of one that generates
@@ -215,9 +221,8 @@ func (d *byCost) prompts(a *epp.Alternatives, prefills []epp.Candidate, found ep
 		all[i] = epp.Cost{Time: d.model.Predict(a.Now, c, a.Tokens, cached, loads).TTFT.P50,
 			Harm: time.Duration(latency.Computing(c.Load, c.InFlight) * float64(d.model.Prompt(c, a.Tokens, cached, loads).Own))}
 		if c.Role.Has(pd.RoleDecode) {
-			with, without := d.model.Token(c, 0, max(1, a.Tokens-cached)).Time, d.model.Token(c, 0, 0).Time
 			answers, _ := c.Running()
-			all[i].Harm += time.Duration(float64(ttft) * answers * (excess(with, tpot) - excess(without, tpot)))
+			all[i].Harm += time.Duration(d.pause(c, 0, max(1, a.Tokens-cached), answers, ttft, tpot))
 		}
 	}
 	return all
