@@ -64,16 +64,8 @@ func watch(t *testing.T, o Options, trace *Trace, at time.Duration, look func(*w
 			w.clock.now = at
 			look(w)
 		}
-		e, ok := w.clock.next()
-		switch {
-		case !ok:
+		if !w.step() {
 			t.Fatal("requests wait for nothing")
-		case e.node == nil:
-			e.run()
-		case e.turn == e.node.turn:
-			e.node.busy = false
-			e.node.engine.Advance(w.clock.now)
-			e.node.follow()
 		}
 	}
 	result(w.finish())

@@ -184,20 +184,28 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 		if n%4096 == 0 && ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		e, ok := w.clock.next()
-		w.timeline.until(w.clock.now, w.nodes)
-		switch {
-		case !ok:
+		if !w.step() {
 			return nil, fmt.Errorf("%d requests wait for nothing", w.left) // the model would be wrong
-		case e.node == nil:
-			e.run()
-		case e.turn == e.node.turn:
-			e.node.busy = false
-			e.node.engine.Advance(w.clock.now)
-			e.node.follow()
 		}
 	}
 	return w.finish(), nil
+}
+
+// step runs the next event. It returns false if there is none.
+func (w *world) step() bool {
+	e, ok := w.clock.next()
+	w.timeline.until(w.clock.now, w.nodes)
+	switch {
+	case !ok:
+		return false
+	case e.node == nil:
+		e.run()
+	case e.turn == e.node.turn:
+		e.node.busy = false
+		e.node.engine.Advance(w.clock.now)
+		e.node.follow()
+	}
+	return true
 }
 
 // newWorld makes the pool and the network.

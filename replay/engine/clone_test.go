@@ -55,14 +55,14 @@ func TestClone(t *testing.T) {
 			}
 			return fmt.Sprint(strings.Join(x.log, "\n"), "\n", x.engine.cache.free(), len(x.engine.cache.parts))
 		}
-		of2 := func(list []*Request) (all []*Request) {
+		copies := func(list []*Request) (all []*Request) {
 			for _, r := range list {
 				all = append(all, of(r))
 			}
 			return all
 		}
 		sent, kept := slices.Clone(d.sent), slices.DeleteFunc(slices.Clone(held), func(r *Request) bool { return r.own == 0 && len(r.parts) == 0 && r.generated > 0 })
-		theirs := rest(copied, of2(sent), of2(kept))
+		theirs := rest(copied, copies(sent), copies(kept))
 		d.sent = nil
 		if ours := rest(d, sent, kept); ours != theirs {
 			t.Fatalf("seed %d: in the engine\n%s\nin the copy\n%s", seed, ours, theirs)

@@ -285,7 +285,7 @@ func (o *ongoing) complete() *relay.Answer {
 func (m *mover) fails() *relay.Answer {
 	m.endLeg()
 	m.failed = true
-	m.answer = relay.NewAnswer(http.NoBody) // the relay reads its end, and calls GoOn
+	m.answer = relay.NewAnswer(http.NoBody) // the relay finds it at its end, and calls GoOn
 	return m.answer
 }
 

@@ -176,7 +176,7 @@ type cell struct {
 	Best     string  `json:"best"`     // goodput
 	Scores   []score `json:"policies"` // in the order of the study's policies
 	Shared   score   `json:"shared"`   // as many engines that do both, always local; no policy of this pool
-	// Oracle is a replay.Oracle, which knows more than any policy can; nil: it did not run.
+	// Oracle is what replay.Options.Oracle serves, which knows more than any policy can; nil: it did not run.
 	Oracle *score `json:"oracle,omitempty"`
 }
 
@@ -476,9 +476,10 @@ func (g *group) oracle(ctx context.Context, c *cell, t *replay.Trace, best *scor
 	o := g.settings.options(g.model, g.pool, all)
 	o.Oracle = true
 	s, err := g.score(ctx, o, t)
-	if c.Oracle = &s; best != nil {
+	if best != nil {
 		s.Regret = rounded(1 - s.Met/best.Met)
 	}
+	c.Oracle = &s
 	return err
 }
 

@@ -64,20 +64,29 @@ func TestReportIsReproducible(t *testing.T) {
 	}
 }
 
-// TestReportIsComplete: the report of the repository has every cell, each with every policy, and the best one has no regret.
-func TestReportIsComplete(t *testing.T) {
+// keptStudy is the report of the repository.
+type keptStudy struct {
+	Workloads []struct{ Name string }
+	Policies  []struct{ Name string }
+	Most      []most `json:"capacities"`
+	Cells     []cell
+}
+
+func keptReport(t *testing.T) (k keptStudy) {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "replay-report.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &k)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	var kept struct {
-		Workloads []struct{ Name string }
-		Policies  []struct{ Name string }
-		Cells     []cell
-	}
-	if err := json.Unmarshal(text, &kept); err != nil {
-		t.Fatal(err)
-	}
+	return k
+}
+
+// TestReportIsComplete: the report of the repository has every cell, each with every policy, and the best one has no regret.
+func TestReportIsComplete(t *testing.T) {
+	kept := keptReport(t)
 	if want := len(testedWorkloads) * len(testedEngines) * len(testedPools) * len(testedLoads); len(kept.Cells) != want || len(kept.Workloads) != 9 || len(kept.Policies) != 8 {
 		t.Fatalf("%d cells of %d workloads and %d policies, want %d of 9 and 8", len(kept.Cells), len(kept.Workloads), len(kept.Policies), want)
 	}
@@ -98,18 +107,7 @@ func TestReportIsComplete(t *testing.T) {
 // TestReportHasRates: every policy has a highest rate in every workload, engine and pool of the report, and of those that the capacity is the best of
 // one has it, or more: the searches begin at other rates, and where all sessions begin in a moment, a higher rate is not always more load.
 func TestReportHasRates(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "replay-report.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var kept struct {
-		Policies []struct{ Name string }
-		Most     []most `json:"capacities"`
-		Cells    []cell
-	}
-	if err := json.Unmarshal(text, &kept); err != nil {
-		t.Fatal(err)
-	}
+	kept := keptReport(t)
 	if want := len(testedWorkloads) * len(testedEngines) * len(testedPools); len(kept.Most) != want {
 		t.Fatalf("rates of %d workloads, engines and pools, want %d", len(kept.Most), want)
 	}

@@ -152,6 +152,7 @@ type margin struct {
 // muchMore is what ours is to reach, as a multiple of llm-d's published configuration.
 const muchMore = 1.2
 
+// marginOf compares policy i's highest rates with those of ours.
 func (t *study) marginOf(i int) (m margin) {
 	mine := slices.IndexFunc(t.policies, func(p policy) bool { return p.Name == ours })
 	logs, n := 0.0, 0
@@ -182,13 +183,13 @@ func (t *study) standings() (rows [][]string) {
 		if s.at != nil {
 			at = fmt.Sprintf("%s, %s, %s, %d%%", s.at.Workload, s.at.Engine, s.at.Pool, s.at.Load)
 		}
-		rows = append(rows, append([]string{p.Name, percent(s.mean), percent(s.worst), percent(s.near), fmt.Sprintf("%.2f ×", s.ttft), strconv.Itoa(s.unbounded), at}, t.margin(i)...))
+		rows = append(rows, append([]string{p.Name, percent(s.mean), percent(s.worst), percent(s.near), fmt.Sprintf("%.2f ×", s.ttft), strconv.Itoa(s.unbounded), at}, t.marginCells(i)...))
 	}
 	return rows
 }
 
-// margin returns the cells about policy i's highest rates.
-func (t *study) margin(i int) []string {
+// marginCells returns the cells about policy i's highest rates.
+func (t *study) marginCells(i int) []string {
 	if t.policies[i].Name == ours {
 		return []string{"–", "–"}
 	}
