@@ -47,6 +47,11 @@ Labels of an object that other programs select by labels which the user sets: (d
 {{- if or (eq (toString .wanted) "true") (and (eq (toString .wanted) "auto") $known) -}}true{{- end -}}
 {{- end -}}
 
+{{/* The slots of an engine, of which batches leave some free, or nothing. */}}
+{{- define "tandem.slots" -}}
+{{- if and .Values.batch.enabled .Values.batch.slots.perEngine (not .Values.epp.config) }}{{ int .Values.batch.slots.perEngine }}{{ end -}}
+{{- end -}}
+
 {{/* The EndpointPickerConfig. */}}
 {{- define "tandem.epp.config" -}}
 {{- with .Values.epp.config -}}
@@ -55,6 +60,9 @@ Labels of an object that other programs select by labels which the user sets: (d
 {{- $lists := not (and (eq .Values.mode "gateway") .Values.gateway.singleEndpoint) -}}
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
+{{- if include "tandem.slots" . }}
+featureGates: [flowControl]
+{{- end }}
 plugins:
   - type: disagg-profile-handler
     parameters:
@@ -102,6 +110,12 @@ plugins:
     {{- end }}
     {{- end }}
   {{- end }}
+  {{- with include "tandem.slots" . }}
+  - type: concurrency-detector
+    parameters: {maxConcurrency: {{ . }}}   # batch.slots.perEngine
+  - type: priority-holdback-policy
+    parameters: {minCeiling: {{ subf 1 $.Values.batch.slots.kept }}}   # batch.slots.kept
+  {{- end }}
   {{- if eq (include "tandem.engineName" .) "sglang" }}
   # Without a list the picker reads all calls but SGLang's own, /generate, since other engines have another one there.
   - type: openai-parser
@@ -122,8 +136,15 @@ requestHandler:
     - pluginRef: anthropic-parser
     - pluginRef: sglanghttp-parser
 {{- end }}
+{{- if include "tandem.slots" . }}
+flowControl:
+  saturationDetector: {pluginRef: concurrency-detector}
+  usageLimitPolicyPluginRef: priority-holdback-policy
+  enableEviction: true
+{{- else }}
 saturationDetector:
   pluginRef: utilization-detector
+{{- end }}
 schedulingProfiles:
   - name: decode
     plugins:

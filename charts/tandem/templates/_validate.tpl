@@ -255,7 +255,7 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
 {{/* Whether requests wait in the picker while the pool is full: "true" or nothing. */}}
 {{- define "tandem.queues" -}}
 {{- $gates := .Values.epp.config.featureGates | default list -}}
-{{- if or (has "flowControl" $gates) (has "flowControl=true" $gates) }}true{{ end -}}
+{{- if or (has "flowControl" $gates) (has "flowControl=true" $gates) (include "tandem.slots" .) }}true{{ end -}}
 {{- end -}}
 
 
@@ -291,8 +291,8 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
     {{- $wait = max $wait (include "tandem.seconds" (get (. | default dict) "defaultRequestTTL" | default "0s") | int) -}}
   {{- end -}}
   {{- if le $request (add $wait $prefill $first | int) }}
-{{ printf (print "gateway.requestTimeoutSeconds is %d, but a request may wait for capacity for %d seconds (flowControl in "
-     "epp.config) before its prefill, which may take sidecar.prefillTimeoutSeconds %d, and its first token, "
+{{ printf (print "gateway.requestTimeoutSeconds is %d, but a request may wait for capacity for %d seconds (flow control, by "
+     "epp.config or batch.slots) before its prefill, which may take sidecar.prefillTimeoutSeconds %d, and its first token, "
      "sidecar.firstEventTimeoutSeconds %d: set it to more than %d, or to 0 (no limit)")
      $request $wait $prefill $first (add $wait $prefill $first) }}
   {{- end -}}
@@ -612,6 +612,13 @@ batch.upstream is empty, and a release of mode gateway has no Envoy of its own: 
 {{- end -}}
 {{- if ne (empty $shared.databaseSecret) (empty $shared.bucket) }}
 batch.shared needs both databaseSecret and bucket: set the other one, or none
+{{- end -}}
+{{- $batch := .Values.batch -}}
+{{- range $name, $value := dict "slots.perEngine" $batch.slots.perEngine "goals.ttftMs" $batch.goals.ttftMs "goals.tpotMs" $batch.goals.tpotMs }}
+  {{- if and $batch.enabled $.Values.epp.config $value }}
+{{ printf "batch.%s is %v, but epp.config takes the place of the configuration that it is for: say it there (docs/batch.md), and set this to 0"
+     $name $value }}
+  {{- end -}}
 {{- end -}}
 {{- $queues := .Values.batch.queues -}}
 {{- if and $queues.secret $queues.configMap }}

@@ -10,9 +10,9 @@ import (
 	"github.com/tandem-serving/tandem/epp/plugin/param"
 )
 
-// ConcurrencyDetector measures how full endpoints are by the requests that this picker has in flight there. The count has no
-// delay, but it lacks the requests of other pickers, and the operator has to know how many an engine can take. As
-// saturationDetector it has requests of negative priority refused while all prefill endpoints, or all decode endpoints,
+// ConcurrencyDetector measures how full endpoints are by the requests that pickers have in flight there. This picker's own count
+// at once; those of other replicas count as far as these tell them (--share-with). The operator has to know how many an engine can
+// take. As saturationDetector it has requests of negative priority refused while all prefill endpoints, or all decode endpoints,
 // together have as many in flight as they may. In a profile it drops each endpoint that has as many as it may.
 type ConcurrencyDetector struct {
 	// ConcurrencyMode says what is counted: requests (the default), tokens (of prompts still to be computed), or hybrid
