@@ -47,6 +47,11 @@ Labels of an object that other programs select by labels which the user sets: (d
 {{- if or (eq (toString .wanted) "true") (and (eq (toString .wanted) "auto") $known) -}}true{{- end -}}
 {{- end -}}
 
+{{/* Whether it is decided by cost where a prompt is computed: "true" or nothing. */}}
+{{- define "tandem.byCost" -}}
+{{- if and (not .Values.epp.config) (kindIs "invalid" .Values.epp.threshold) }}true{{ end -}}
+{{- end -}}
+
 {{/* The slots of an engine, of which batches leave some free, or nothing. */}}
 {{- define "tandem.slots" -}}
 {{- if and .Values.batch.enabled .Values.batch.slots.perEngine (not .Values.epp.config) }}{{ int .Values.batch.slots.perEngine }}{{ end -}}
@@ -58,6 +63,7 @@ Labels of an object that other programs select by labels which the user sets: (d
 {{ merge (deepCopy .) (dict "apiVersion" "llm-d.ai/v1alpha1" "kind" "EndpointPickerConfig") | toYaml }}
 {{- else -}}
 {{- $lists := not (and (eq .Values.mode "gateway") .Values.gateway.singleEndpoint) -}}
+{{- $decider := ternary "cost-pd-decider" "prefix-based-pd-decider" (eq (include "tandem.byCost" .) "true") -}}
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 {{- if include "tandem.slots" . }}
@@ -66,11 +72,15 @@ featureGates: [flowControl]
 plugins:
   - type: disagg-profile-handler
     parameters:
-      deciders: {prefill: prefix-based-pd-decider{{ if .Values.encoder.connector }}, encode: always-disagg-multimodal-decider{{ end }}}
+      deciders: {prefill: {{ $decider }}{{ if .Values.encoder.connector }}, encode: always-disagg-multimodal-decider{{ end }}}
       onNoPrefill: {{ .Values.epp.onNoPrefill }}   # epp.onNoPrefill
-  - type: prefix-based-pd-decider
+  - type: {{ $decider }}
+    {{- if include "tandem.byCost" . }}
+    parameters: {ttftMs: {{ .Values.epp.goals.ttftMs }}, tpotMs: {{ .Values.epp.goals.tpotMs }}}   # epp.goals
+    {{- else }}
     parameters:
       nonCachedTokens: {{ .Values.epp.threshold }}   # epp.threshold
+    {{- end }}
   - type: approx-prefix-cache-producer
     parameters:
       blockSizeTokens: {{ .Values.engine.blockSize }}   # engine.blockSize: engines reuse whole blocks only

@@ -244,7 +244,8 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
 {{- define "tandem.check.length" -}}
 {{- $longest := int64 .Values.engine.maxModelLen -}}
 {{- $threshold := int64 .Values.epp.threshold -}}
-{{- if and $longest (le $longest $threshold) (not .Values.epp.config) (eq (include "tandem.engineName" .) "vllm") }}
+{{- $decided := or .Values.epp.config (include "tandem.byCost" .) -}}
+{{- if and $longest (le $longest $threshold) (not $decided) (eq (include "tandem.engineName" .) "vllm") }}
 {{ printf (print "engine.maxModelLen is %d, but only prompts of epp.threshold %d or more tokens are prefilled remotely, so none "
      "would be: lower the second, raise the first, or set epp.threshold to 0 (all local)")
      $longest $threshold }}
@@ -586,11 +587,11 @@ epp.config has no disagg-profile-handler, so nothing would go to the prefill pod
 {{- if and (eq (int .Values.decode.replicas) 0) (not .Values.decode.autoscaling.enabled) }}
 decode.replicas is 0: without decode pods nothing is served, so take 1 or more
 {{- end -}}
-{{- $remote := and (gt (int .Values.epp.threshold) 0) (not .Values.epp.config) (eq (include "tandem.engineName" .) "vllm") -}}
+{{- $byCost := include "tandem.byCost" . -}}
+{{- $remote := and (or $byCost (gt (int .Values.epp.threshold) 0)) (not .Values.epp.config) (eq (include "tandem.engineName" .) "vllm") -}}
 {{- if and (eq (int $prefill.replicas) 0) (not $prefill.autoscaling.enabled) $remote }}
-{{ printf (print "prefill.replicas is 0, but prompts from epp.threshold %v tokens on are to be prefilled remotely: "
-     "take 1 or more, or set epp.threshold to 0 (all local)")
-     .Values.epp.threshold }}
+{{ printf "prefill.replicas is 0, but prompts %s are to be prefilled remotely: take 1 or more, or set epp.threshold to 0 (all local)"
+     (ternary "that cost less so" (printf "from epp.threshold %v tokens on" .Values.epp.threshold) (eq $byCost "true")) }}
 {{- end -}}
 {{- range $role := include "tandem.roles" . | fromJsonArray -}}
   {{- $rollout := (index $.Values $role).rollout -}}

@@ -23,7 +23,7 @@ import (
 const (
 	// vllmTimeout bounds the start of two engines: a minute and a half on two processors that do nothing else.
 	vllmTimeout = "6m"
-	// vllmThreshold is the chart's epp.threshold, which the preset leaves alone.
+	// vllmThreshold is epp.threshold of testdata/vllm-cpu.yaml.
 	vllmThreshold = 2048
 	// vllmNode is a node of its own, which alone has vLLM's image.
 	vllmNode = "node-vllm"
