@@ -8,3 +8,10 @@ type Backlog interface {
 
 // BacklogFollower is a plugin that needs to know what waits. It is told where to ask when a configuration with queues is put to use.
 type BacklogFollower interface{ FollowBacklog(Backlog) }
+
+// Queued is what waits in the queues of one priority.
+type Queued struct {
+	Priority int
+	Requests int
+	Bytes    int64 // of their bodies
+}

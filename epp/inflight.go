@@ -36,7 +36,8 @@ type meter struct {
 	fell   *Publisher
 	turned chan<- struct{}
 	others atomic.Uint64 // the part of count that is of other pickers
-	_      [24]byte
+	told   atomic.Uint64 // what other pickers certainly know of the rest
+	_      [16]byte
 }
 
 // add adds a charge, or a negative one, to the count.
@@ -111,6 +112,15 @@ func (e *Endpoint) ChargeOthers(before, now InFlight) {
 	e.inFlight.others.Store(others | changing)
 	e.inFlight.add(change)
 	e.inFlight.others.Store(others + uint64(change))
+}
+
+// SetTold notes that other pickers know of a load that this one has in flight on the endpoint.
+func (e *Endpoint) SetTold(own InFlight) { e.inFlight.told.Store(uint64(own.word())) }
+
+// Untold returns by how much Own exceeds what other pickers know of it. What they do not know, they may have taken to be free.
+func (e *Endpoint) Untold() InFlight {
+	own, told := e.Own(), word(e.inFlight.told.Load()).inFlight()
+	return InFlight{Requests: max(0, own.Requests-told.Requests), Tokens: max(0, own.Tokens-told.Tokens)}
 }
 
 // Watch has all versions of the endpoint publish InFlightFell, and turned, which holds one value, get one as Arm says. Both

@@ -104,3 +104,23 @@ func TestWantedKinds(t *testing.T) {
 		t.Error("got what another subscription wanted")
 	}
 }
+
+// TestUntold: what other pickers do not know of is what this one has sent since they were told, and never less than nothing.
+func TestUntold(t *testing.T) {
+	e := pod("pod")
+	e.ChargeOthers(epp.InFlight{}, epp.InFlight{Requests: 7, Tokens: 70}) // they know of their own
+	first := epp.ReserveAnyway(claim(e, 10))
+	if got, want := e.Untold(), (epp.InFlight{Requests: 1, Tokens: 10}); got != want {
+		t.Errorf("untold is %+v, want %+v", got, want)
+	}
+	e.SetTold(e.Own())
+	second := epp.ReserveAnyway(claim(e, 5))
+	if got, want := e.With("", nil).Untold(), (epp.InFlight{Requests: 1, Tokens: 5}); got != want {
+		t.Errorf("of another version untold is %+v, want %+v", got, want)
+	}
+	first.End()
+	second.End()
+	if got := e.Untold(); got != (epp.InFlight{}) {
+		t.Errorf("after all requests have ended, untold is %+v", got)
+	}
+}

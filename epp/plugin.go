@@ -115,6 +115,20 @@ type Matcher interface {
 	Learn(r *Request, p *Prompt, e *Endpoint, load *Load)
 }
 
+// SharedMatcher is a Matcher that knows only of prompts that it was told to learn, so that replicas of the picker tell each other what theirs
+// learn.
+type SharedMatcher interface {
+	Matcher
+	// SharedAs names what it shares. Those of the same name at two replicas understand each other's blocks, provided that both replicas
+	// hash prompts with the same secret.
+	SharedAs() string
+	// Share has told called for every prompt that Learn learns, with the hashes of its blocks, which are valid during the call only; nil ends
+	// that. told must return at once.
+	Share(told func(e *Endpoint, blocks []uint64))
+	// LearnShared learns a prompt that another replica has told. load is as for Learn.
+	LearnShared(e *Endpoint, blocks []uint64, load *Load)
+}
+
 // Knower is a Matcher that knows in several ways.
 type Knower interface {
 	Matcher
@@ -143,6 +157,9 @@ type Charge struct {
 type Charger interface {
 	Charge() Charge
 }
+
+// Apart is a plugin that may say that replicas of the picker do not count each other's load in flight.
+type Apart interface{ Apart() bool }
 
 // Screener is a plugin that narrows down the candidates of all stages of a request together, before any profile runs. It works in
 // place, as a Filter does. It sees labels and loads, and not what is cached. It must be safe for concurrent use.

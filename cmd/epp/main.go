@@ -151,7 +151,18 @@ func (c *settings) Validate(p *boot.Problems) {
 	c.validateShadow(p)
 	c.Listen.validateTLS(p)
 	c.Share.validate(p)
+	c.requireOneKey(p)
 	c.Scaling.validate(p)
+}
+
+// requireOneKey requires that the keys of captures and of replicas, which both key the hashes of prompts, are the same.
+func (c *settings) requireOneKey(p *boot.Problems) {
+	shared, err := c.Share.key()
+	if shared == nil || err != nil || c.Tell.CaptureKey == "" {
+		return
+	}
+	captured, err := c.Tell.key()
+	p.Require(err != nil || captured == *shared, "share-key-file", "must have the secret of --capture-key-file: prompts are hashed with one")
 }
 
 func (l listen) validateTLS(p *boot.Problems) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -77,6 +78,14 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	if p.capture, p.hashes, err = cfg.Tell.newCapture(log, registry); err != nil {
 		return nil, err
 	}
+	shared, err := cfg.Share.key()
+	if err != nil {
+		return nil, boot.Configf("share-key-file: %w", err)
+	}
+	if shared != nil {
+		prompts := read.Secret(shared.ForPrompts())
+		p.hashes = &prompts // as that of --capture-key-file, which is the same
+	}
 	var snapshots capture.Snapshots = p.pool
 	if p.capture != nil {
 		snapshots = p.capture.Watch(snapshots)
@@ -84,10 +93,11 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	p.sched = sched.New(snapshots, epp.SystemClock)
 	p.queue = newQueue(p.pool, name, registry)
 	p.sizes = newSizes(p.pool)
-	if p.exchange, err = cfg.Share.exchange(p.pool, p.sizes.tell, log); err != nil {
+	if p.exchange, err = cfg.Share.exchange(replica.Options{Pool: p.pool, Log: log, Resized: p.sizes.tell, Check: p.pool.Check,
+		Waiting: p.queue.Waiting, Heard: p.queue.SnapshotChanged, Secret: nameOf(shared)}); err != nil {
 		return nil, err
 	}
-	p.sizes.exchange = p.exchange
+	p.sizes.exchange, p.queue.exchange = p.exchange, p.exchange
 	p.queue.wake = p.sizes.wake
 	if p.exchange != nil {
 		registry.MustRegister(p.exchange)
@@ -249,6 +259,8 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	}
 	if p.exchange != nil {
 		p.exchange.SetInterval(b.SyncInterval)
+		p.exchange.SetMatchers(config.Of[epp.SharedMatcher](b))
+		p.exchange.SetLoads(!slices.ContainsFunc(config.Of[epp.Apart](b), epp.Apart.Apart))
 	}
 	p.lifecycle.use(b)
 	p.sizes.use(b)

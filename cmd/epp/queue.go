@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/epp/flow"
+	"github.com/tandem-serving/tandem/epp/replica"
 	"github.com/tandem-serving/tandem/epp/setup"
 )
 
@@ -20,6 +21,8 @@ type queue struct {
 	pool    changing
 	began   chan struct{} // holds one: requests have begun to wait
 	wake    func()        // called then, unless it is nil
+	// exchange knows what waits at other replicas; nil: there are none. It is set before requests come.
+	exchange *replica.Exchange
 
 	mu      sync.Mutex
 	changes *epp.Subscription // nil before follow runs
@@ -30,14 +33,31 @@ type queue struct {
 func newQueue(pool changing, name string, registry *prometheus.Registry) *queue {
 	q := &queue{pool: pool, began: make(chan struct{}, 1), running: flow.NewRunning(epp.SystemClock)}
 	q.Controller = flow.New(flow.Settings{}, flow.OpenGate{}, flow.Options{Clock: epp.SystemClock, Waiting: q.want,
-		Metrics: flow.NewMetrics(registry, name), Running: q.running})
+		Metrics: flow.NewMetrics(registry, name), Running: q.running, Others: q.elsewhere})
 	registry.MustRegister(q.Controller, q.running)
 	return q
 }
 
 // use has requests wait as a configuration says.
 func (q *queue) use(b *config.Built, c *settings) {
-	q.Configure(setup.Queues(b, setup.Pages{Pool: q.pool, Clock: epp.SystemClock, Interval: c.Metrics.Interval, Stale: c.Metrics.Stale}))
+	q.Configure(setup.Queues(b, setup.Pages{Pool: q.pool, Clock: epp.SystemClock, Interval: c.Metrics.Interval, Stale: c.Metrics.Stale,
+		Others: q.others}))
+}
+
+// elsewhere returns what waits at other replicas.
+func (q *queue) elsewhere() []epp.Queued {
+	if q.exchange == nil {
+		return nil
+	}
+	return q.exchange.Waiting()
+}
+
+// others returns how many other replicas tell their loads.
+func (q *queue) others() int {
+	if q.exchange == nil {
+		return 0
+	}
+	return q.exchange.Others()
 }
 
 // capacityChanges are the changes of the pool after which a request may have capacity. All but the last are rare.

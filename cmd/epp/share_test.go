@@ -120,3 +120,55 @@ func TestReplicasBalance(t *testing.T) {
 		second.mustShare(t, 0, 0)
 	})
 }
+
+// cachedFirst is a configuration that picks the endpoint that has most of the prompt cached.
+const cachedFirst = `{apiVersion: llm-d.ai/v1, kind: EndpointPickerConfig, plugins: [{type: approx-prefix-cache-producer}, {type: prefix-cache-scorer}], dataLayer: {crossReplica: {syncInterval: 1ms}}}`
+
+// sentPrompt sends a completion, ends it, and returns where it went.
+func (s *served) sentPrompt(t *testing.T, prompt string) string {
+	t.Helper()
+	conn, err := client.Dial(client.Options{Addresses: []string{s.addresses["extproc"]}, Plaintext: true})
+	must(t, err)
+	defer conn.Close()
+	stream, err := conn.Open(t.Context(), client.Duplex())
+	must(t, err)
+	defer stream.Close()
+	must(t, stream.RequestHeaders(client.RequestHead{Method: "POST", Path: "/v1/completions", Header: http.Header{}}, false))
+	must(t, stream.RequestBody(fmt.Appendf(nil, `{"model":"m","prompt":%q}`, prompt), true))
+	head, path := http.Header{}, ""
+	for !stream.RequestDone() {
+		answer, err := stream.Recv()
+		must(t, err)
+		answer.Mutation.Apply(head, &path)
+	}
+	return head.Get("x-gateway-destination-endpoint")
+}
+
+// Three replicas send a conversation to the same endpoint, whichever of them gets a turn, if they hash prompts with one secret.
+func TestReplicasSharePrompts(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "key")
+	write(t, key, "0123456789abcdef0123456789abcdef\n")
+	flags := []string{"--secure-serving=false", "--drain-timeout=1ms", "--share-address=127.0.0.1:0", "--endpoints-file=" + fourEndpoints(t), "--config-text=" + cachedFirst, "--share-key-file=" + key}
+	first := serveWith(t, nil, flags...)
+	with := first.addresses["share"]
+	second := serveWith(t, nil, append(flags, "--share-with="+with)...)
+	third := serveWith(t, nil, append(flags, "--share-with="+with)...)
+	for _, s := range []*served{second, third} {
+		s.mustShare(t, 1, 0)
+	}
+	learned := func(s *served, n int) bool {
+		_, text := s.ask(t, http.MethodGet, "metrics", "/metrics", nil)
+		return strings.Contains(text, fmt.Sprintf("tandem_replicas_prompts_total{result=\"learned\"} %d\n", n))
+	}
+	const conversations = 12
+	for i := range conversations {
+		prompt := strings.Repeat(fmt.Sprintf("This is conversation number %d. ", i), 40)
+		to := first.sentPrompt(t, prompt)
+		for _, s := range []*served{second, third} {
+			eventually(t, func() bool { return learned(s, i+1) })
+			if next := s.sentPrompt(t, prompt+" Go on."); next != to {
+				t.Errorf("conversation %d went to %s by one replica and to %s by another", i, to, next)
+			}
+		}
+	}
+}

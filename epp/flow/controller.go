@@ -32,6 +32,8 @@ type Options struct {
 	Waiting func(any bool)
 	Metrics *Metrics // nil: none
 	Running *Running // knows the requests that Eviction may end; nil: none
+	// Others returns what waits at other replicas of the picker, which counts for the limits of all queues and of bands; nil: nothing does.
+	Others func() []epp.Queued
 }
 
 // Controller is an epp.Admission whose requests wait while the pool is full. It is safe for concurrent use.
@@ -350,13 +352,14 @@ func (in *configured) ttl(b *Band) time.Duration {
 // fit checks the limits for a request, and evicts others if it may. The error is a *pd.Refusal.
 func (c *Controller) fit(in *configured, b *band, f *flow, r *epp.Request, now time.Time) error {
 	s := &in.settings
+	all, band := c.elsewhere(b.priority)
 	switch {
 	case s.Flow.exceeded(f.requests+1, f.bytes+r.Bytes):
 		return c.full("this client's requests", b)
-	case b.settings.Limits.exceeded(b.requests+1, b.bytes+r.Bytes):
+	case b.settings.Limits.exceeded(band.Requests+b.requests+1, band.Bytes+b.bytes+r.Bytes):
 		return c.full("requests of this priority", b)
 	}
-	requests, bytes := int(c.waiting.Load())+1, c.bytes+r.Bytes
+	requests, bytes := all.Requests+int(c.waiting.Load())+1, all.Bytes+c.bytes+r.Bytes
 	if !s.All.exceeded(requests, bytes) {
 		return nil
 	}
@@ -369,11 +372,41 @@ func (c *Controller) fit(in *configured, b *band, f *flow, r *epp.Request, now t
 		return c.full("requests", b)
 	}
 	for _, victim := range slices.Backward(sheddable) {
-		for victim.newest != nil && s.All.exceeded(int(c.waiting.Load())+1, c.bytes+r.Bytes) {
+		for victim.newest != nil && s.All.exceeded(all.Requests+int(c.waiting.Load())+1, all.Bytes+c.bytes+r.Bytes) {
 			c.finish(victim, victim.newest, now, evicted())
 		}
 	}
 	return nil
+}
+
+// elsewhere returns what waits at other replicas of the picker: all of it, and that of one priority.
+func (c *Controller) elsewhere(priority int) (all, band epp.Queued) {
+	if c.opt.Others == nil {
+		return all, band
+	}
+	for _, w := range c.opt.Others() {
+		all.Requests += w.Requests
+		all.Bytes += w.Bytes
+		if w.Priority == priority {
+			band = w
+		}
+	}
+	return all, band
+}
+
+// Waiting returns what waits, by priority in descending order.
+func (c *Controller) Waiting() (all []epp.Queued) {
+	if c.waiting.Load() == 0 {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, b := range c.bands {
+		if b.requests > 0 {
+			all = append(all, epp.Queued{Priority: b.priority, Requests: b.requests, Bytes: b.bytes})
+		}
+	}
+	return all
 }
 
 // sheddable returns the bands whose requests may be evicted for a request of a priority.

@@ -20,7 +20,8 @@ type PoolGate struct {
 	stale    time.Duration
 	roles    [lanes]pd.Role
 	splits   bool
-	from     int // length in tokens from which prompts may need the stage that splits requests
+	from     int        // length in tokens from which prompts may need the stage that splits requests
+	others   func() int // replicas of the picker; nil: there are none
 	readings [lanes]atomic.Pointer[reading]
 	epoch    atomic.Pointer[epoch] // nil: none has begun
 }
@@ -32,11 +33,14 @@ type GateOptions struct {
 	Stages   epp.Stages
 	Clock    epp.Clock
 	Stale    time.Duration // age up to which loads are fully trusted
+	// Others returns how many other replicas pick for the pool and tell their loads; nil: none do. The gate takes each of them to have sent, since
+	// it last told, as much as this picker has: so they share what is free instead of each taking all of it.
+	Others func() int
 }
 
 // NewPoolGate makes the gate of a pool.
 func NewPoolGate(o GateOptions) *PoolGate {
-	g := &PoolGate{pool: o.Pool, detector: o.Detector, clock: o.Clock, stale: o.Stale}
+	g := &PoolGate{pool: o.Pool, detector: o.Detector, clock: o.Clock, stale: o.Stale, others: o.Others}
 	g.roles[laneFirst] = o.Stages[0].Role
 	if row := o.Stages.Splitting(); row != nil {
 		g.splits, g.roles[laneSplit], g.from = true, row.Role, remoteFrom(row.Decider.Decider)
@@ -119,21 +123,30 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	if saturation, ok := g.readings[stage].Load().again(s, epoch, below); ok {
 		return saturation
 	}
-	now := epoch.began
+	now, others := epoch.began, 0
+	if g.others != nil {
+		others = g.others()
+	}
 	reused := candidates.Get().(*[]epp.Candidate)
 	all := (*reused)[:0]
 	for i, e := range s.Endpoints {
 		if e.Role.Has(g.roles[stage]) {
-			all = append(all, epp.Candidate{Endpoint: e, Load: &s.Loads[i], Trust: s.Loads[i].Trust(now, g.stale), InFlight: e.InFlight()})
+			load := e.InFlight()
+			if others > 0 {
+				untold := e.Untold()
+				load.Requests += others * untold.Requests
+				load.Tokens += others * untold.Tokens
+			}
+			all = append(all, epp.Candidate{Endpoint: e, Load: &s.Loads[i], Trust: s.Loads[i].Trust(now, g.stale), InFlight: load})
 		}
 	}
 	all = reachable(all)
 	saturation := 1.0
 	switch {
 	case len(all) > 0:
-		share(all, pending)
+		share(all, epp.InFlight{Requests: pending.Requests * (1 + others), Tokens: pending.Tokens * (1 + others)})
 		saturation = g.detector.Saturation(now, all)
-		g.readings[stage].Store(&reading{snapshot: s, epoch: epoch, saturation: saturation, step: g.step(all)})
+		g.readings[stage].Store(&reading{snapshot: s, epoch: epoch, saturation: saturation, step: g.step(all) * float64(1+others)})
 	case split:
 		saturation = 0
 	}

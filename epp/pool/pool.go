@@ -362,6 +362,19 @@ func (p *Pool) markUnreachable(m *member) {
 	p.loadChanged(epp.HealthChanged)
 }
 
+// Check has the page of an endpoint read at once, because another picker has found it unreachable, or reachable again. One reading that gets
+// no answer then suffices to take it out.
+func (p *Pool) Check(e *epp.Endpoint) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range p.set.members {
+		if m.Is(e) {
+			wake(m.doubted)
+			return
+		}
+	}
+}
+
 // forget makes an endpoint's load unknown.
 func (p *Pool) forget(m *member) {
 	before := m.load.Swap(&epp.Load{})

@@ -620,3 +620,47 @@ func TestFreeCapacityIsTold(t *testing.T) {
 		}
 	})
 }
+
+// TestCheck: an endpoint that another picker has found unreachable is read at once, and taken out after one reading without an answer, where
+// this picker alone wants two. One that answers stays, whatever others say. It comes back as soon as another picker has found it reachable again.
+func TestCheck(t *testing.T) {
+	const idle, timeout = 10 * time.Second, 500 * time.Millisecond
+	for _, c := range []struct {
+		name    string
+		checked bool
+		page    func(context.Context, string) (string, error)
+		want    bool // it is unreachable
+	}{
+		{"hangs, and another picker says so", true, hang, true},
+		{"hangs", false, hang, false},
+		{"answers, and another picker says that it does not", true, always(idlePage), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, e := withEngines(t, Options{Idle: idle, Timeout: timeout}, ofPool(specOf("a", "10.0.0.1:8000")), always(idlePage))
+				start(t, p)
+				<-p.Synced()
+				time.Sleep(time.Second) // the first page is read, the next one is due in nine seconds
+				e.since()
+				e.behave(c.page)
+				if c.checked {
+					p.Check(p.Snapshot().Endpoints[0])
+				}
+				time.Sleep(2 * timeout)
+				if n := e.since()["10.0.0.1:8000"]; (n > 0) != c.checked {
+					t.Errorf("the page was read %d times, checked: %v", n, c.checked)
+				}
+				if got := p.Snapshot().Loads[0].Unreachable; got != c.want {
+					t.Errorf("unreachable: %v, want %v", got, c.want)
+				}
+				e.behave(always(idlePage))
+				p.Check(p.Snapshot().Endpoints[0])
+				time.Sleep(timeout)
+				if p.Snapshot().Loads[0].Unreachable {
+					t.Error("an endpoint that answers again is not back after a check")
+				}
+			})
+		})
+	}
+	t.Run("has left", func(t *testing.T) { New(Options{}).Check(&epp.Endpoint{}) })
+}

@@ -90,6 +90,7 @@ type scraper struct {
 	schedule
 	proven   bool // the last scrape succeeded
 	timeouts int  // scrapes in a row that got no answer
+	doubted  bool // another picker has found the endpoint unreachable, or reachable again, and the scrape that runs is to tell
 	pages    *pages
 	program  *page.Program
 	request  *http.Request
@@ -110,6 +111,12 @@ func (s *scraper) run(ctx context.Context) {
 			return
 		case <-s.member.turned:
 			busy = true
+		case <-s.member.doubted:
+			s.doubted = true
+			s.turn(ctx)
+			s.doubted = false
+			s.member.Arm()
+			busy = s.member.busy()
 		case <-timer.C:
 			s.turn(ctx)
 			s.member.Arm() // before busy is asked, so that no request is missed
@@ -169,7 +176,8 @@ func (s *scraper) unreachable(err error) bool {
 		return false
 	}
 	var status errStatus
-	return unconnected(err) || s.timeouts >= hungTimeouts || errors.As(err, &status) && (status == http.StatusBadGateway || status == http.StatusServiceUnavailable)
+	hung := s.timeouts >= hungTimeouts || s.doubted && s.timeouts > 0 // another picker's readings got no answer before
+	return unconnected(err) || hung || errors.As(err, &status) && (status == http.StatusBadGateway || status == http.StatusServiceUnavailable)
 }
 
 // unconnected reports whether an address accepted no connection in time. Other failures to connect, such as too many open files,

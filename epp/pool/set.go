@@ -31,7 +31,8 @@ type member struct {
 	further atomic.Pointer[epp.Further] // nil: nothing is known of other pages
 	stop    context.CancelFunc          // ends its scraper
 
-	turned chan struct{} // of all versions; holds one: the endpoint has become busy
+	turned  chan struct{} // of all versions; holds one: the endpoint has become busy
+	doubted chan struct{} // of all versions; holds one: the page is to be read at once
 }
 
 // busy reports whether the endpoint has requests, as this picker or its page says.
@@ -122,7 +123,7 @@ func (s *set) join(spec *epp.Spec) *member {
 		}
 		return m
 	}
-	m := &member{Endpoint: epp.NewEndpoint(spec.Namespace, spec.Name, spec.Addr, spec.Metrics, spec.Labels), spec: *spec, turned: make(chan struct{}, 1)}
+	m := &member{Endpoint: epp.NewEndpoint(spec.Namespace, spec.Name, spec.Addr, spec.Metrics, spec.Labels), spec: *spec, turned: make(chan struct{}, 1), doubted: make(chan struct{}, 1)}
 	m.describe()
 	m.Watch(s.fell, m.turned)
 	m.Slot = s.takeSlot()
@@ -133,7 +134,7 @@ func (s *set) join(spec *epp.Spec) *member {
 // with makes a new version of the member, for a spec with the same name and address. It keeps the load, unless the metrics
 // page is now at another address.
 func (m *member) with(spec *epp.Spec) *member {
-	next := &member{Endpoint: m.Endpoint.With(spec.Metrics, spec.Labels), spec: *spec, turned: m.turned}
+	next := &member{Endpoint: m.Endpoint.With(spec.Metrics, spec.Labels), spec: *spec, turned: m.turned, doubted: m.doubted}
 	next.describe()
 	next.load.Store(m.load.Load())
 	next.further.Store(m.further.Load())

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,12 +28,50 @@ const (
 func (x *Exchange) Run(ctx context.Context) error {
 	defer close(x.done)
 	var running sync.WaitGroup
+	running.Go(func() { x.settle(ctx) })
 	for _, name := range x.o.With {
 		running.Go(func() { x.resolve(ctx, name) })
 	}
 	running.Wait()
 	<-ctx.Done()
 	return nil
+}
+
+// settle notes, until ctx ends, which load of this picker the others certainly know. It is what was in flight two ticks ago: a line is sent
+// one interval after the change at the latest, and needs time to arrive.
+func (x *Exchange) settle(ctx context.Context) {
+	tick := time.NewTimer(x.every())
+	defer tick.Stop()
+	var of []*epp.Endpoint
+	var before []epp.InFlight
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		tick.Reset(x.every())
+		if x.Others() == 0 {
+			of = nil // what is noted is not used, and is old when the next replica comes
+			continue
+		}
+		heard := false
+		if endpoints := x.o.Pool.Snapshot().Endpoints; !slices.Equal(endpoints, of) {
+			of, before = endpoints, make([]epp.InFlight, len(endpoints))
+			for i, e := range of {
+				before[i] = e.Own()
+			}
+		}
+		for i, e := range of {
+			unheard := e.Untold()
+			e.SetTold(before[i])
+			heard = heard || unheard != (epp.InFlight{}) && e.Untold() != unheard
+			before[i] = e.Own()
+		}
+		if heard && x.o.Heard != nil {
+			x.o.Heard()
+		}
+	}
 }
 
 // resolve follows every address that a name stands for.
@@ -93,7 +133,7 @@ func (x *Exchange) resolve(ctx context.Context, name string) {
 func (x *Exchange) transport(host string) *http.Transport {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true) // a connection carries one answer, which has no end
-	t := &http.Transport{ResponseHeaderTimeout: silence, DisableCompression: true, Protocols: protocols}
+	t := &http.Transport{ResponseHeaderTimeout: silence, DisableCompression: true, Protocols: protocols, DialContext: x.dial}
 	if x.o.TLS == nil {
 		return t
 	}
@@ -142,7 +182,7 @@ func (x *Exchange) listen(ctx context.Context, transport *http.Transport, addres
 	if x.o.TLS != nil {
 		scheme = "https://"
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+address+Path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+address+Path+"?"+promptsOf+"="+url.QueryEscape(x.o.Secret), nil)
 	if err != nil {
 		return err
 	}
@@ -206,8 +246,12 @@ const (
 
 // news is what a line tells.
 type news struct {
-	loads map[string]epp.InFlight // of the endpoints whose load has changed
-	sizes map[string]int          // all sizes; nil: they have not changed
+	loads   map[string]epp.InFlight // of the endpoints whose load has changed
+	sizes   map[string]int          // all sizes; nil: they have not changed
+	down    []string                // all endpoints that are unreachable; nil: they have not changed
+	waiting []epp.Queued            // all that waits; nil: it has not changed
+	prompts []prompt                // that were learned
+	waited  time.Duration           // until the first of them was told
 }
 
 // read reads a line.
@@ -215,6 +259,11 @@ func read(text []byte) (*news, error) {
 	var l struct {
 		Loads map[string][2]int `json:"loads"`
 		Sizes map[string]int    `json:"sizes"`
+		Down  []string          `json:"down"`
+		// Waiting has the requests and the bytes of each priority.
+		Waiting map[int][2]int64 `json:"waiting"`
+		Prompts []prompt         `json:"prompts"`
+		Waited  int64            `json:"waited_us"`
 	}
 	if err := json.Unmarshal(text, &l); err != nil {
 		return nil, fmt.Errorf("a line cannot be read: %w", err)
@@ -234,5 +283,30 @@ func read(text []byte) (*news, error) {
 			return nil, fmt.Errorf("it wants %d replicas of %q", n, name)
 		}
 	}
-	return &news{loads, l.Sizes}, nil
+	if len(l.Down) > maxTold {
+		return nil, errMany
+	}
+	waiting, err := readWaiting(l.Waiting)
+	if err != nil {
+		return nil, err
+	}
+	return &news{loads, l.Sizes, l.Down, waiting, l.Prompts, time.Duration(max(0, l.Waited)) * time.Microsecond}, nil
+}
+
+// readWaiting reads what waits at a replica; nil: the line does not say it.
+func readWaiting(told map[int][2]int64) ([]epp.Queued, error) {
+	if told == nil {
+		return nil, nil
+	}
+	if len(told) > maxWaiting {
+		return nil, fmt.Errorf("requests of %d priorities wait at it", len(told))
+	}
+	all := make([]epp.Queued, 0, len(told))
+	for priority, n := range told {
+		if n[0] < 0 || n[0] > maxWaitingRequests || n[1] < 0 || n[1] > maxWaitingBytes {
+			return nil, fmt.Errorf("%d requests of %d bytes and priority %d wait at it", n[0], n[1], priority)
+		}
+		all = append(all, epp.Queued{Priority: priority, Requests: int(n[0]), Bytes: n[1]})
+	}
+	return all, nil
 }

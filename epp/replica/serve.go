@@ -1,7 +1,6 @@
 package replica
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -13,6 +12,9 @@ import (
 
 // Path is where a picker tells of its load.
 const Path = "/v1/inflight"
+
+// promptsOf is the parameter of the path that names the secret with which the client hashes prompts.
+const promptsOf = "prompts"
 
 // hello is the first line of an answer.
 type hello struct {
@@ -34,11 +36,17 @@ func (x *Exchange) tell(w http.ResponseWriter, r *http.Request) {
 	if !send(w, out, append(first, '\n')) {
 		return
 	}
-	var l line
+	l := line{prompts: x.o.Secret != "" && r.URL.Query().Get(promptsOf) == x.o.Secret}
+	if l.prompts {
+		l.at = x.journal.oldest() // what it missed before is no loss
+	}
 	beat := time.NewTimer(heartbeat)
 	defer beat.Stop()
-	next := time.NewTimer(0)
+	next := time.NewTimer(x.every())
 	defer next.Stop()
+	if x.changes(&l) && !send(w, out, l.text) {
+		return
+	}
 	for {
 		select {
 		case <-r.Context().Done():
@@ -78,40 +86,113 @@ type line struct {
 	last []entry         // of the endpoint at the same index
 	// resized is that of the exchange when the sizes were told.
 	resized uint64
+	seen    *epp.Snapshot // whose unreachable endpoints were told
+	down    []string      // these
+	waiting []epp.Queued  // as told last
+	prompts bool          // the replica understands hashes of prompts
+	at      uint64        // position in the journal
+	allowed int           // bytes of hashes that may be told now; negative: those that were told beyond the rate
+	blocks  []uint64      // memory for hashes
+	bytes   []byte        // likewise
 }
 
 type entry struct {
-	name []byte // of the endpoint, as a JSON string
-	load epp.InFlight
+	name []byte       // of the endpoint, as a JSON string
+	load epp.InFlight // as told
+	// own is the load one interval ago. A load that has fallen since is told one interval later, if it has not risen again: requests that wait
+	// at this picker usually take at once what others have left, and two replicas must not take it both.
+	own epp.InFlight
 }
 
 // changes makes the text of what has changed, and reports whether anything has.
 func (x *Exchange) changes(l *line) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	l.text = append(l.text[:0], `{"loads":{`...)
-	empty := len(l.text)
-	if endpoints := x.o.Pool.Snapshot().Endpoints; !slices.Equal(endpoints, l.of) {
-		l.follow(endpoints)
+	l.text = append(l.text[:0], '{')
+	x.addLoads(l)
+	x.addSizes(l)
+	x.addWaiting(l)
+	x.addPrompts(l)
+	if len(l.text) == 1 {
+		return false
 	}
+	l.text[len(l.text)-1] = '}' // in place of a comma
+	l.text = append(l.text, '\n')
+	return true
+}
+
+// addLoads adds the loads that have changed, and the endpoints that are unreachable.
+func (x *Exchange) addLoads(l *line) {
+	s := x.o.Pool.Snapshot()
+	l.text = append(l.text, `"loads":{`...)
+	empty := len(l.text)
+	if !slices.Equal(s.Endpoints, l.of) {
+		l.follow(s.Endpoints)
+	}
+	tells := x.tells()
 	for i, e := range l.of {
-		if at, load := &l.last[i], e.Own(); load != at.load {
+		at, own := &l.last[i], epp.InFlight{}
+		if tells {
+			own = e.Own()
+		}
+		load := epp.InFlight{Requests: max(own.Requests, at.own.Requests), Tokens: max(own.Tokens, at.own.Tokens)}
+		if at.own = own; load != at.load {
 			at.load = load
 			l.add(at.name, load)
 		}
 	}
-	resized := x.resized != l.resized
-	if len(l.text) == empty && !resized {
-		return false
+	if len(l.text) == empty {
+		l.text = l.text[:1]
+	} else {
+		l.text[len(l.text)-1] = '}'
+		l.text = append(l.text, ',')
 	}
-	l.text = append(bytes.TrimSuffix(l.text, []byte(",")), '}')
-	if resized {
-		sizes, _ := json.Marshal(x.sizes) // strings and numbers cannot fail
-		l.text = append(append(l.text, `,"sizes":`...), sizes...)
+	if s == l.seen {
+		return
+	}
+	l.seen = s
+	var down []string
+	for i := range s.Loads {
+		if s.Loads[i].Unreachable {
+			down = append(down, s.Endpoints[i].String())
+		}
+	}
+	if !slices.Equal(down, l.down) {
+		l.down = down
+		l.addMember("down", append([]string{}, down...)) // an empty list says that there are none any more
+	}
+}
+
+// addSizes adds the sizes if they have changed.
+func (x *Exchange) addSizes(l *line) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.resized != l.resized {
+		l.addMember("sizes", x.sizes)
 		l.resized = x.resized
 	}
-	l.text = append(l.text, "}\n"...)
-	return true
+}
+
+// addWaiting adds what waits, if it has changed.
+func (x *Exchange) addWaiting(l *line) {
+	if x.o.Waiting == nil {
+		return
+	}
+	waiting := x.o.Waiting()
+	if slices.Equal(waiting, l.waiting) {
+		return
+	}
+	l.waiting = waiting
+	told := make(map[int][2]int64, len(waiting))
+	for _, w := range waiting {
+		told[w.Priority] = [2]int64{int64(w.Requests), w.Bytes}
+	}
+	l.addMember("waiting", told)
+}
+
+// addMember adds a member of the line, of strings and numbers, and a comma.
+func (l *line) addMember(name string, value any) {
+	text, _ := json.Marshal(value) // strings and numbers cannot fail
+	l.text = append(append(append(l.text, '"'), name...), `":`...)
+	l.text = append(append(l.text, text...), ',')
 }
 
 // follow takes over the endpoints of the pool, and tells that those that have left have no load.
@@ -123,7 +204,8 @@ func (l *line) follow(endpoints []*epp.Endpoint) {
 	l.of, l.last = endpoints, make([]entry, len(endpoints))
 	for i, e := range endpoints {
 		name, _ := json.Marshal(e.String()) // a string cannot fail
-		l.last[i] = entry{name: name, load: before[string(name)].load}
+		known := before[string(name)]
+		l.last[i] = entry{name: name, load: known.load, own: known.own}
 		delete(before, string(name))
 	}
 	for _, at := range before {

@@ -15,6 +15,7 @@ type Pages struct {
 	Clock    epp.Clock
 	Interval time.Duration // between two readings of a metrics page
 	Stale    time.Duration // age from which loads are trusted less
+	Others   func() int    // returns how many other replicas tell their loads; nil: none do
 }
 
 // Queues returns how requests wait by a configuration, and what says that they may pass. Without queues every request passes.
@@ -24,7 +25,7 @@ func Queues(b *config.Built, p Pages) (flow.Settings, flow.Gate) {
 	}
 	s := *b.Queues
 	s.Eviction.Grace = p.grace(b.Detector)
-	return s, flow.NewPoolGate(flow.GateOptions{Pool: p.Pool, Detector: b.Detector, Stages: b.Stages, Clock: p.Clock, Stale: p.Stale})
+	return s, flow.NewPoolGate(flow.GateOptions{Pool: p.Pool, Detector: b.Detector, Stages: b.Stages, Clock: p.Clock, Stale: p.Stale, Others: p.Others})
 }
 
 const (

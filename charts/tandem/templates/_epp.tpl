@@ -282,6 +282,9 @@ name: {{ include "tandem.fullname" . }}
 {{- if gt (int .Values.epp.replicas) 1 }}
 - --share-address=:9004
 - --share-with={{ include "tandem.epp.replicasName" . }}.{{ .Release.Namespace }}.svc:9004
+{{- if .Values.epp.shareKeySecret }}
+- --share-key-file=/etc/tandem/share/key
+{{- end }}
 {{- end }}
 - --tandem-headers=always
 - --pd-header={{ ternary "on" "off" .Values.epp.pdHeader }}

@@ -208,6 +208,7 @@ metrics-client-ca-file: the probes and monitors of the chart ask in plaintext
 admin-address: it stays on loopback
 share-address: the chart sets it for several replicas
 share-with: the chart sets it for several replicas
+share-key-file: set epp.shareKeySecret
 secure-serving: set tls.eppSecret
 cert-path: set tls.eppSecret
 body-limit: set epp.bodyLimit

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"strconv"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -13,8 +15,8 @@ import (
 )
 
 // ApproxPrefixCache estimates how much of a prompt each endpoint has in its prefix cache, from the prompts that this
-// picker sent there. It learns a prompt at the pick, so the second of two equal prompts in a burst already finds it. It does
-// not see what engines evict, nor what other replicas of the picker send. llm-d compares the first 131,072 tokens, and also the last
+// picker sent there, and from those of its replicas if --share-key-file lets them tell each other. It learns a prompt at the pick, so the
+// second of two equal prompts in a burst already finds it. It does not see what engines evict. llm-d compares the first 131,072 tokens, and also the last
 // part of a prompt that is shorter than a block. Several such producers have an index each. A plugin that names none reads the one that is named after its
 // type, as in llm-d, or else the first of the file, where llm-d adds one of that name.
 type ApproxPrefixCache struct {
@@ -86,7 +88,8 @@ type approxPrefixCache struct {
 	name     string
 	spec     epp.PromptSpec
 	autoTune bool
-	capacity int // blocks of an endpoint whose page reports no cache size
+	capacity int                                           // blocks of an endpoint whose page reports no cache size
+	told     atomic.Pointer[func(*epp.Endpoint, []uint64)] // nil: no other replica is told what is learned
 }
 
 // Collect implements prometheus.Collector.
@@ -109,7 +112,31 @@ func (a *approxPrefixCache) Match(_ *epp.Request, p *epp.Prompt, c []epp.Candida
 
 // Learn implements epp.Matcher.
 func (a *approxPrefixCache) Learn(_ *epp.Request, p *epp.Prompt, e *epp.Endpoint, load *epp.Load) {
-	if blocks := a.blocks(p); len(blocks) > 0 {
+	blocks := a.blocks(p)
+	if len(blocks) == 0 {
+		return
+	}
+	a.Add(e, blocks, a.capacityOf(load.Cache))
+	if told := a.told.Load(); told != nil {
+		(*told)(e, blocks)
+	}
+}
+
+// SharedAs implements epp.SharedMatcher.
+func (a *approxPrefixCache) SharedAs() string { return a.name + "/" + strconv.Itoa(a.spec.Tokens) }
+
+// Share implements epp.SharedMatcher.
+func (a *approxPrefixCache) Share(told func(*epp.Endpoint, []uint64)) {
+	if told == nil {
+		a.told.Store(nil)
+		return
+	}
+	a.told.Store(&told)
+}
+
+// LearnShared implements epp.SharedMatcher. A configuration of this picker may compare fewer blocks than the other's.
+func (a *approxPrefixCache) LearnShared(e *epp.Endpoint, blocks []uint64, load *epp.Load) {
+	if blocks = blocks[:min(len(blocks), a.spec.Max)]; len(blocks) > 0 {
 		a.Add(e, blocks, a.capacityOf(load.Cache))
 	}
 }

@@ -19,7 +19,8 @@ type InflightLoad struct {
 	// PrefixMatchInfoProducerName names the producer of cached tokens. Default "": the one named approx-prefix-cache-producer, or
 	// else the first of the file.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
-	// SyncCrossReplicaState is accepted and ignored: replicas exchange their counts if the picker's flag --share-with says so. Default true.
+	// SyncCrossReplicaState has replicas of the picker count each other's requests, if the picker's flag --share-with says which there are.
+	// With false each counts its own only, and tells the others of none. Default true.
 	SyncCrossReplicaState bool `yaml:"syncCrossReplicaState"`
 }
 
@@ -45,15 +46,21 @@ func (p *InflightLoad) Build(b *epp.Builder) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return charger{
+	return charger{epp.Charge{
 		Output:      p.AddEstimatedOutputTokens,
 		OutputRatio: p.OutputRatio,
 		MaxOutput:   p.MaxEstimatedOutputTokens,
 		Matcher:     matcher,
-	}, nil
+	}, !p.SyncCrossReplicaState}, nil
 }
 
-type charger epp.Charge
+type charger struct {
+	charge epp.Charge
+	apart  bool
+}
 
 // Charge implements epp.Charger.
-func (c charger) Charge() epp.Charge { return epp.Charge(c) }
+func (c charger) Charge() epp.Charge { return c.charge }
+
+// Apart implements epp.Apart.
+func (c charger) Apart() bool { return c.apart }
