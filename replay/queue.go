@@ -36,7 +36,8 @@ func (p *picker) newQueue(b *config.Built, interval time.Duration, running *flow
 	if b.Queues == nil {
 		return nil
 	}
-	settings, gate := setup.Queues(b, setup.Pages{Pool: &p.loads, Clock: &p.world.clock, Interval: interval, Stale: p.world.options.Stale})
+	settings, gate := setup.Queues(b, setup.Pages{Pool: &p.loads, Clock: &p.world.clock, Interval: interval, Stale: p.world.options.Stale,
+		Others: p.world.others()})
 	return flow.New(settings, gate, flow.Options{Clock: &p.world.clock, Running: running, Waiting: func(any bool) { p.waiting.queued = any }})
 }
 

@@ -152,6 +152,7 @@ type picker struct {
 	loads     loads
 	waiting   waiting
 	feeds     []*kvfeed.Feed // of plugins that listen to KV events
+	shared    []epp.SharedMatcher
 	shadow    *config.Built  // nil: there is none
 	compared  *shadow.Report // nil likewise
 }
@@ -256,6 +257,7 @@ func (p *picker) begin(i int, built *config.Built, observers []epp.EndpointObser
 			o.listening(feed)
 		}
 	}
+	p.shared = config.Of[epp.SharedMatcher](built)
 	interval, reads := scraping(built, o.Scrape)
 	if reads {
 		p.loads.busy, p.loads.idle = interval, max(interval, idleScrape)

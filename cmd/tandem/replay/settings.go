@@ -42,7 +42,7 @@ type pickerFlags struct {
 	Configs    []string      `flag:"config" arg:"FILE[,…]" help:"EndpointPickerConfigs to compare; may be repeated. Default: that of a capture, else the built-in one"`
 	Thresholds []int         `flag:"threshold" arg:"TOKENS[,…]" help:"nonCachedTokens of each configuration's prefix-based-pd-decider, in place of its own; 0: never remote. Several thresholds are compared"`
 	Replicas   []int         `flag:"replicas" arg:"NUMBER[,…]" help:"pickers that get the requests in turn, as replicas. Several numbers are compared. Default: those of a capture, else 1"`
-	Sync       time.Duration `flag:"replica-sync" arg:"DURATION" help:"as crossReplica.syncInterval of a configuration: how often replicas tell each other their load in flight. 0: each knows only of its own requests"`
+	Sync       time.Duration `flag:"replica-sync" arg:"DURATION" help:"as crossReplica.syncInterval of a configuration: how often replicas tell each other their load in flight and their prompts. 0: each knows only of its own requests"`
 	Scrape     time.Duration `flag:"refresh-metrics-interval" arg:"DURATION" help:"as of the picker: time between two readings of a busy engine's metrics"`
 	Events     time.Duration `flag:"event-delay" arg:"DURATION" help:"from a change of an engine's prefix cache until pickers that listen to KV events know of it"`
 	Stale      time.Duration `flag:"metrics-staleness-threshold" arg:"DURATION" help:"as of the picker: age from which loads are trusted less"`
