@@ -111,6 +111,10 @@ ROUNDS ?= 6
 test-policies: modules .tools/vllm .tools/tinymodel ## compare the cost decision with fixed rules on a real pair of vLLM engines (ROUNDS)
 	@cd e2e/policies && $(LONG) '^TestPoliciesOnRealEngines$$' -timeout=2h . -args -policies=vllm -policies.rounds=$(ROUNDS)
 
+.PHONY: test-policies-sglang
+test-policies-sglang: modules .tools/sglang .tools/tinymodel ## the same on a real pair of SGLang engines and a plain one (ROUNDS)
+	@cd e2e/policies && $(LONG) '^TestPoliciesOnRealEngines$$' -timeout=2h . -args -policies=sglang -policies.rounds=$(ROUNDS)
+
 SOAK ?= 1h
 .PHONY: soak-sglang
 soak-sglang: modules .tools/envoy ## mixed load on simulated SGLang engines for SOAK, while a prefill engine is killed each minute

@@ -44,11 +44,11 @@ type PDOptions struct {
 	// Dir is the folder with the programs epp, sidecar, sim, keeper and tandem, and with those that speak NIXL in NIXLDir.
 	// Programs that the stack does not use may be missing.
 	Dir string
-	// Prefill and Decode are how many engines are simulated, if PrefillEngines and DecodeEngines are empty. Plain is how many
-	// engines of SGLang are simulated beside them that take part in no hand-off, and compute whole requests.
+	// Prefill and Decode are how many engines are simulated, unless engines run already. Plain is how many engines of SGLang are
+	// simulated too that take part in no hand-off, and compute whole requests.
 	Prefill, Decode, Plain int
-	// PrefillEngines and DecodeEngines, host:port, already run and are used as they are. If there are any, none are simulated.
-	PrefillEngines, DecodeEngines []string
+	// PrefillEngines, DecodeEngines and PlainEngines, host:port, already run and are used as they are. If there are any, none are simulated.
+	PrefillEngines, DecodeEngines, PlainEngines []string
 	// Engine is EngineVLLM, which is the default, EngineSGLang or EngineTRTLLM: what the engines are, or simulate. Simulated SGLang
 	// engines compute prompts in decode only if there is no prefill engine, as real ones. Those of TensorRT-LLM hand off context first.
 	Engine string
@@ -75,7 +75,7 @@ type PDOptions struct {
 	SimFlags []string
 	// OTLP is the host:port of a collector for spans; "": the one that OTEL_* variables name, if any.
 	OTLP string
-	// EngineKey is the API key of PrefillEngines and DecodeEngines; "": they need none.
+	// EngineKey is the API key of the engines that already run; "": they need none.
 	EngineKey string
 	// LogDir is an existing folder for the output of each program, in a file with its name (function LogFile); "": none.
 	LogDir string
@@ -149,13 +149,15 @@ type assembly struct {
 }
 
 // foreign reports whether the engines already run.
-func (a *assembly) foreign() bool { return len(a.PrefillEngines)+len(a.DecodeEngines) > 0 }
+func (a *assembly) foreign() bool {
+	return len(a.PrefillEngines)+len(a.DecodeEngines)+len(a.PlainEngines) > 0
+}
 
 // check sets defaults, and checks what it can before it starts a program.
 func (a *assembly) check(ctx context.Context) error {
 	decode := a.Decode + a.Plain
 	if a.foreign() {
-		decode = len(a.DecodeEngines)
+		decode = len(a.DecodeEngines) + len(a.PlainEngines)
 	}
 	if decode == 0 {
 		return errors.New("there is no decode engine: it takes at least one, and prefill engines beside it to prefill remotely")
@@ -171,7 +173,7 @@ func (a *assembly) check(ctx context.Context) error {
 	default:
 		return fmt.Errorf("%q is not an engine: want %s, %s or %s", a.Engine, EngineVLLM, EngineSGLang, EngineTRTLLM)
 	}
-	if a.Plain > 0 && a.Engine != EngineSGLang {
+	if a.Plain+len(a.PlainEngines) > 0 && a.Engine != EngineSGLang {
 		return errors.New("plain engines are SGLang's: those of vLLM compute whole requests and take part in hand-offs too")
 	}
 	if err := a.chooseProxy(); err != nil {

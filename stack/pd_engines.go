@@ -26,14 +26,15 @@ const (
 
 // findEngines checks the engines that already run. The error has a sentence for each that is not ready.
 func (a *assembly) findEngines(ctx context.Context) (err error) {
-	var errs [2]error
+	var errs [3]error
 	a.pd.Prefill, errs[0] = a.find(ctx, "prefill", a.PrefillEngines)
 	a.pd.Decode, errs[1] = a.find(ctx, "decode", a.DecodeEngines)
+	a.pd.Plain, errs[2] = a.find(ctx, plain, a.PlainEngines)
 	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}
 	seen := map[string]bool{}
-	for _, pod := range slices.Concat(a.pd.Prefill, a.pd.Decode) {
+	for _, pod := range slices.Concat(a.pd.Prefill, a.pd.Decode, a.pd.Plain) {
 		if seen[pod.Engine] {
 			return fmt.Errorf("engine %s is named twice: each can be one pod only", pod.Engine)
 		}

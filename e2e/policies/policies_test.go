@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -16,12 +17,13 @@ import (
 
 	"github.com/tandem-serving/tandem/e2e/harness"
 	"github.com/tandem-serving/tandem/e2e/realengine"
+	"github.com/tandem-serving/tandem/e2e/sglang"
 	"github.com/tandem-serving/tandem/e2e/vllm"
 	"github.com/tandem-serving/tandem/stack"
 )
 
 var (
-	kind     = flag.String("policies", "", "the engines of TestPoliciesOnRealEngines: vllm (make test-policies)")
+	kind     = flag.String("policies", "", "the engines of TestPoliciesOnRealEngines: vllm or sglang (make test-policies, make test-policies-sglang)")
 	rounds   = flag.Int("policies.rounds", 6, "rounds of each side of a comparison")
 	requests = flag.Int("policies.requests", 60, "requests of a round")
 	rate     = flag.Float64("policies.rate", 2, "requests in a second")
@@ -49,10 +51,10 @@ func TestPoliciesOnRealEngines(t *testing.T) {
 		t.Skip("make test-policies runs it")
 	}
 	realengine.Require(t, *kind)
-	prefill, decode := startVLLM(t)
+	engines := startEngines(t)
 	up := func(name, decider string) string {
 		p := harness.Start(t, stack.Program{Name: "tandem up, " + name, Path: filepath.Join(harness.BinDir, "tandem"), ReadyTimeout: harness.Patience,
-			Args: []string{"up", "--listen=127.0.0.1:0", "--engine=" + *kind, "--prefill-engine=" + prefill, "--decode-engine=" + decode, decider}})
+			Args: append([]string{"up", "--listen=127.0.0.1:0", "--engine=" + *kind, decider}, engines...)})
 		return "http://" + p.Addr("http")
 	}
 	config, err := filepath.Abs(filepath.Join("..", "..", "cmd", "tandem", "replay", "cost.yaml"))
@@ -119,15 +121,19 @@ func load(t *testing.T, more ...string) (all []difference) {
 	return all
 }
 
-// startVLLM starts a pair of vLLM engines, and returns their addresses.
-func startVLLM(t *testing.T) (prefill, decode string) {
+// startEngines starts a pair of engines, and of SGLang, whose decode engines compute no prompts, a plain one. It returns the flags that name
+// them to tandem up.
+func startEngines(t *testing.T) (flags []string) {
 	t.Helper()
-	engines := map[vllm.Role]*realengine.Engine{}
-	var mu sync.Mutex // guards engines
+	roles := []string{"prefill", "decode"}
+	if *kind == "sglang" {
+		roles = append(roles, "plain")
+	}
+	var mu sync.Mutex // guards flags
 	var starting sync.WaitGroup
-	for role, core := range map[vllm.Role]string{vllm.Prefill: "0", vllm.Decode: "1"} {
+	for _, role := range roles {
 		starting.Go(func() {
-			e, err := vllm.Start(t.Context(), vllm.Options{Name: string(role), Role: role, Cores: core, Args: []string{"--max-num-batched-tokens=512"}})
+			e, err := start(t.Context(), role)
 			if err != nil {
 				t.Error(err)
 				return
@@ -139,11 +145,26 @@ func startVLLM(t *testing.T) (prefill, decode string) {
 			})
 			mu.Lock()
 			defer mu.Unlock()
-			engines[role] = e
+			flags = append(flags, "--"+role+"-engine="+e.Address())
 		})
 	}
 	if starting.Wait(); t.Failed() {
 		t.FailNow()
 	}
-	return engines[vllm.Prefill].Address(), engines[vllm.Decode].Address()
+	return flags
+}
+
+// start starts one engine. Prefill has a processor of its own.
+func start(ctx context.Context, role string) (*realengine.Engine, error) {
+	core := map[string]string{"prefill": "0", "decode": "1", "plain": "1"}[role]
+	if *kind == "vllm" {
+		roles := map[string]vllm.Role{"prefill": vllm.Prefill, "decode": vllm.Decode}
+		return vllm.Start(ctx, vllm.Options{Name: role, Role: roles[role], Cores: core, Args: []string{"--max-num-batched-tokens=512"}})
+	}
+	roles := map[string]sglang.Role{"prefill": sglang.Prefill, "decode": sglang.Decode, "plain": sglang.Plain}
+	e, err := sglang.Start(ctx, sglang.Options{Name: role, Role: roles[role], Cores: core, Args: []string{"--chunked-prefill-size=512"}})
+	if err != nil {
+		return nil, err
+	}
+	return e.Engine, nil
 }

@@ -22,7 +22,7 @@ func (s *settings) describe(w io.Writer, pd *stack.PD, logs string) error {
 		return err
 	}
 	kind := "simulated"
-	if len(s.Engines.Decode) > 0 {
+	if s.Engines.any() {
 		kind = "yours"
 	}
 	_, err = fmt.Fprintf(w, `

@@ -43,6 +43,7 @@ type stackFlags struct {
 type engineFlags struct {
 	Prefill []string `flag:"prefill-engine" arg:"HOST:PORT[,…]" help:"prefill engines that run already"`
 	Decode  []string `flag:"decode-engine" arg:"HOST:PORT[,…]" help:"decode engines that run already; a sidecar is started for each"`
+	Plain   []string `flag:"plain-engine" arg:"HOST:PORT[,…]" help:"plain engines of SGLang that run already, which compute whole requests: those that stay local"`
 	KeyFile string   `flag:"engine-api-key-file" arg:"FILE" help:"file with the API key of these engines (vLLM: --api-key), to ask them for their model. Clients send the key themselves"`
 }
 
@@ -81,25 +82,34 @@ func (s *settings) Validate(p *boot.Problems) {
 		"nixl-library", "has no effect with --transport %s: leave it out", s.Stack.Transport)
 	p.Require(s.Stack.Engine == stack.EngineVLLM || s.Stack.Transport != stack.TransportNIXL,
 		"transport", "nixl is for vLLM's protocol: leave it out with --engine %s", s.Stack.Engine)
-	for _, engine := range s.Engines.Prefill {
-		p.RequireAddress("prefill-engine", engine)
-	}
-	for _, engine := range s.Engines.Decode {
-		p.RequireAddress("decode-engine", engine)
+	for _, own := range []struct {
+		flag    string
+		engines []string
+	}{{"prefill-engine", s.Engines.Prefill}, {"decode-engine", s.Engines.Decode}, {"plain-engine", s.Engines.Plain}} {
+		for _, engine := range own.engines {
+			p.RequireAddress(own.flag, engine)
+		}
 	}
 	_, err = s.Engines.key()
 	p.Require(err == nil, "engine-api-key-file", "%w", err)
-	p.Require(s.Engines.KeyFile == "" || len(s.Engines.Decode) > 0, "engine-api-key-file", "is for your own engines: simulated ones need no key")
+	p.Require(s.Engines.KeyFile == "" || s.Engines.any(), "engine-api-key-file", "is for your own engines: simulated ones need no key")
 	p.Require(len(s.Engines.Prefill) == 0 || len(s.Engines.Decode) > 0, "decode-engine", "prefill engines need at least one decode engine")
+	p.Require(len(s.Engines.Plain) == 0 || s.Stack.Engine == stack.EngineSGLang, "plain-engine", onlySGLang)
 	p.Require(s.Sims.Prefill >= 0 && s.Sims.Prefill <= maxSimulated, "prefill", "want 0 to %d", maxSimulated)
 	p.Require(s.Sims.Decode >= 1 && s.Sims.Decode <= maxSimulated, "decode", "want 1 to %d", maxSimulated)
 	p.Require(s.Sims.Plain >= 0 && s.Sims.Plain <= maxSimulated, "plain", "want 0 to %d", maxSimulated)
-	p.Require(s.Sims.Plain == 0 || s.Stack.Engine == stack.EngineSGLang, "plain", "is for --engine sglang: engines of vLLM compute whole requests anyway")
+	p.Require(s.Sims.Plain == 0 || s.Stack.Engine == stack.EngineSGLang, "plain", onlySGLang)
 	if s.Sims.ModelFile != "" {
 		err := checkModel(s.Sims.ModelFile)
 		p.Require(err == nil, "model-file", "%w", err)
 	}
 }
+
+// onlySGLang says why a flag is refused.
+const onlySGLang = "is for --engine sglang: engines of vLLM compute whole requests anyway"
+
+// any reports whether the engines run already.
+func (e *engineFlags) any() bool { return len(e.Prefill)+len(e.Decode)+len(e.Plain) > 0 }
 
 // key returns the API key of the user's engines, or "" for none.
 func (e *engineFlags) key() (string, error) {
@@ -132,14 +142,14 @@ func (s *settings) keeps() bool {
 	if s.Stack.Engine != stack.EngineVLLM {
 		return false
 	}
-	return len(s.Engines.Decode) == 0 || s.Stack.Transport == stack.TransportNIXL
+	return !s.Engines.any() || s.Stack.Transport == stack.TransportNIXL
 }
 
 func (s *settings) options() (stack.PDOptions, error) {
 	o := stack.PDOptions{
 		Dir: s.Program.BinDir, Listen: s.Stack.Listen, Threshold: s.Stack.Threshold, Config: s.Stack.Config, Shadow: s.Stack.Shadow, OTLP: s.Stack.OTLP, Capture: s.Stack.Capture,
 		Engine: s.Stack.Engine, Transport: s.Stack.Transport, Library: s.Stack.Library, Keeper: s.keeps(),
-		PrefillEngines: s.Engines.Prefill, DecodeEngines: s.Engines.Decode, Prefill: s.Sims.Prefill, Decode: s.Sims.Decode, Plain: s.Sims.Plain,
+		PrefillEngines: s.Engines.Prefill, DecodeEngines: s.Engines.Decode, PlainEngines: s.Engines.Plain, Prefill: s.Sims.Prefill, Decode: s.Sims.Decode, Plain: s.Sims.Plain,
 	}
 	if s.Stack.Envoy {
 		o.Proxy = stack.ProxyEnvoy

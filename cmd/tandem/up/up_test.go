@@ -390,6 +390,19 @@ func testSGLang(t *testing.T, dir string) {
 		t.Error(r.page)
 	}
 	r.at(t, "plain-0 sidecar")
+	own := start(t, dir, "--engine=sglang", "--prefill-engine="+r.at(t, "prefill-0"), "--decode-engine="+r.at(t, "decode-0"), "--plain-engine="+r.at(t, "plain-0"))
+	if want := "1 prefill, 1 decode and 1 plain engines (yours)"; !strings.Contains(own.page, want) {
+		t.Errorf("%q is missing in\n%s", want, own.page)
+	}
+	resp, err := http.Post("http://"+own.addresses(t)["http"]+"/v1/completions", "application/json", strings.NewReader(`{"model":"tiny","prompt":"hello","max_tokens":4}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if got := resp.Header.Get("x-tandem-pd-decision"); resp.StatusCode != http.StatusOK || got != "local;reason=short-prompt" {
+		t.Errorf("a short prompt: %s, decision %q", resp.Status, got)
+	}
+	own.interrupt(t)
 	r.interrupt(t)
 }
 
