@@ -253,6 +253,31 @@ func TestStreamGoesOnAgain(t *testing.T) {
 	}
 }
 
+// A stream does not come back to an engine that has broken it off and lives, whether that was to go on with it or to answer from the beginning.
+func TestStreamAvoidsEnginesThatFailedIt(t *testing.T) {
+	for name, lost := range map[string]fault.Fault{
+		"goes on": {Leg: fault.LegDecode, Fault: fault.ResetAfter, At: "10"},
+		"anew":    {Leg: fault.LegDecode, Fault: fault.ResetBefore},
+	} {
+		t.Run(name, func(t *testing.T) {
+			plain, decode, second, third := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
+			if err := decode.Faults.Add(lost); err != nil {
+				t.Fatal(err)
+			}
+			if err := second.Faults.Add(fault.Fault{Leg: fault.LegDecode, Fault: fault.ResetAfter, At: "3"}); err != nil {
+				t.Fatal(err)
+			}
+			s := startRig(t, addrOf(decode), set(func(c *Config) { c.Continue.Times = 2 })) // once for each engine that fails
+			ask := emojiAsk(pd.APICompletions, nil)
+			got := post(t, s.url+completionsPath, ask, pd.HeaderDestination, addrOf(decode)+","+addrOf(second)+","+addrOf(third))
+			if body, want := alike(t, got.body), alike(t, post(t, plain.URL+completionsPath, ask).body); body != want {
+				t.Error(difference(body, want))
+			}
+			mustFree(t, second, third)
+		})
+	}
+}
+
 // The prefill pod of a request goes on with it, if that is allowed.
 func TestStreamGoesOnAtPrefill(t *testing.T) {
 	for _, allowed := range []bool{true, false} {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
@@ -24,9 +23,8 @@ import (
 // anew is a request that another engine may answer from its beginning, as long as the client has seen nothing of an answer.
 type anew struct {
 	req    *intake.Request
-	before int         // how often other sidecars had its answer go on before the request came here
-	tried  []pd.Target // the other engines that have had it
-	sent   bool        // the local engine has had a leg of it
+	before int  // how often other sidecars had its answer go on before the request came here
+	sent   bool // the local engine has had a leg of it
 }
 
 // mayAskAnew notes a buffered request, if another engine may answer it should the local one die or hang. A forced one must have its
@@ -94,6 +92,7 @@ func (x *Exchange) askAnew(cause error) (answered bool, err error) {
 		if err == nil || x.Context.Err() != nil {
 			return true, err
 		}
+		x.answeringFailed()
 		cause = err
 	}
 }
@@ -126,7 +125,7 @@ func (x *Exchange) askOthers() (of *anewLeg, result string) {
 	if x.anew.before+x.Anew >= x.legs.Continue.Times {
 		return nil, tooOften
 	}
-	targets := slices.DeleteFunc(x.others(), func(t pd.Target) bool { return slices.Contains(x.anew.tried, t) })
+	targets := x.others()
 	if len(targets) == 0 {
 		return nil, noEngine
 	}
@@ -136,12 +135,13 @@ func (x *Exchange) askOthers() (of *anewLeg, result string) {
 	x.Anew++
 	x.moved.Store(true) // the local engine is not needed any more
 	for _, t := range targets {
-		x.anew.tried = append(x.anew.tried, t)
 		of, err := x.askAnewAt(t)
 		if err == nil {
+			x.answering = t
 			return of, askedAnew
 		}
 		of.end()
+		x.failed = append(x.failed, t)
 		if x.Context.Err() != nil {
 			break
 		}

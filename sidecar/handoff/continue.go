@@ -217,6 +217,7 @@ func (o *ongoing) GoOn(cause error) *relay.Answer {
 	case o.failed:
 		return nil
 	case o.Stopped():
+		o.x.answeringFailed()
 		return o.complete()
 	}
 	return o.brokeOff(cause, o.tryOthers())
@@ -262,6 +263,7 @@ func (o *ongoing) Leave() *relay.Answer {
 	x.legs.Metrics.Continued.WithLabelValues(causeLeft, result).Inc()
 	if result != wentOn {
 		x.legs.warnings.Warn("stream stays at an engine that is to end", "request_id", x.ID, "result", result)
+		x.failed = nil // should the local engine die before the stream ends, the others may have capacity by then
 		return nil
 	}
 	return o.answer
@@ -313,6 +315,7 @@ func (m *mover) tryOthers(why continuation.Refusal, moves int, send sendLeg, mov
 	if !m.mayMove(moves) {
 		return tooOften
 	}
+	x.answeringFailed()
 	targets := x.others()
 	if len(targets) == 0 {
 		return noEngine
@@ -339,13 +342,22 @@ func (m *mover) tryOthers(why continuation.Refusal, moves int, send sendLeg, mov
 	return othersFail
 }
 
+// answeringFailed notes that the other engine that answered has failed, if one did. An engine that fails some requests may live on, and so
+// is not in the list of those that are down.
+func (x *Exchange) answeringFailed() {
+	if x.answering != (pd.Target{}) {
+		x.failed = append(x.failed, x.answering)
+		x.answering = pd.Target{}
+	}
+}
+
 // others returns the engines that may go on, in the order of the tries.
 func (x *Exchange) others() []pd.Target {
 	var all []pd.Target
 	self := x.pod()
 	add := func(list []pd.Target) {
 		for _, t := range list {
-			if t.String() != self && t != x.legs.localEngine.target && !slices.Contains(all, t) && !x.legs.down.has(t) && !x.legs.hung.has(t) {
+			if t.String() != self && t != x.legs.localEngine.target && !slices.Contains(all, t) && !slices.Contains(x.failed, t) && !x.legs.down.has(t) && !x.legs.hung.has(t) {
 				all = append(all, t)
 			}
 		}
@@ -403,8 +415,11 @@ func (m *mover) goOnAt(t pd.Target, moves int, send sendLeg) error {
 	}
 	if err != nil {
 		m.endLeg()
+		x.failed = append(x.failed, t)
+		return err
 	}
-	return err
+	x.answering = t
+	return nil
 }
 
 var jsonType = []string{"application/json"}

@@ -48,6 +48,8 @@ type Exchange struct {
 	ongoing      continued        // nil: the answer does not go on elsewhere
 	moved        atomic.Bool      // another engine has gone on with the answer
 	anew         *anew            // nil: no other engine answers the request
+	answering    pd.Target        // the other engine that answers; zero: none
+	failed       []pd.Target      // the other engines that have failed the request, and do not get it again
 	lendless     bool             // the local engine did not hand over what it has of the prompt
 }
 
