@@ -16,7 +16,7 @@ import (
 
 const (
 	// retries is how often another endpoint is tried, as in Envoy's bootstrap.
-	retries = 2
+	retries = 3
 	// connectTimeout is for connections to endpoints, as in Envoy's bootstrap.
 	connectTimeout = time.Second
 	// messageTimeout bounds an answer of the picker about headers or trailers, as in Envoy's bootstrap. It does not bound the

@@ -162,6 +162,15 @@ func TestNextEndpoint(t *testing.T) {
 	}
 }
 
+// Three endpoints of the picker's list fail, and the fourth serves.
+func TestFourthEndpoint(t *testing.T) {
+	p := startPicker(t, nil, deadAddress(t), startEndpoint(t, dying), startEndpoint(t, refusing("1")), startEndpoint(t, echo("fourth")))
+	g := startGateway(t, nil, p.address)
+	if a := g.post(t, "x"); a.status != http.StatusOK || a.body != "fourth 1" {
+		t.Errorf("answer %+v", a)
+	}
+}
+
 func TestNoEndpointAnswers(t *testing.T) {
 	dead := deadAddress(t)
 	fails := errors.New("out of ideas")

@@ -24,14 +24,18 @@ func TestEnvoyLeavesTheListWhenItHasFailed(t *testing.T) {
 		t.Cleanup(s.Close)
 		return s.Listener.Addr().String()
 	}
-	first, second, well := endpoint(503), endpoint(503), endpoint(200)
-	f := startFront(t, &client.Baseline{Endpoints: first + "," + second}, func(o *envoyconf.Options) {
-		o.Pool, o.Static = envoyconf.PoolStatic, static(first, second, well)
-	})
-	for range 30 { // by chance alone, most of the third tries would go wrong
-		if a := f.post(t, http.Header{}, "x"); a.status != http.StatusOK || a.body != "well" {
-			t.Fatalf("answer %+v", a)
-		}
+	first, second, third, well := endpoint(503), endpoint(503), endpoint(503), endpoint(200)
+	for name, pool := range map[string][]string{"two fail": {first, second, well}, "three fail": {first, second, third, well}} {
+		t.Run(name, func(t *testing.T) {
+			f := startFront(t, &client.Baseline{Endpoints: first + "," + second}, func(o *envoyconf.Options) {
+				o.Pool, o.Static = envoyconf.PoolStatic, static(pool...)
+			})
+			for range 30 { // by chance alone, most of the last tries would go wrong
+				if a := f.post(t, http.Header{}, "x"); a.status != http.StatusOK || a.body != "well" {
+					t.Fatalf("answer %+v", a)
+				}
+			}
+			f.wantClean(t)
+		})
 	}
-	f.wantClean(t)
 }
