@@ -138,6 +138,7 @@ var importRules = []importRule{
 	{"epp/scale", []string{"epp", "epp/latency", "pd…"}, anything},
 	{"epp/scale/external", []string{"epp/scale"}, nil},
 	{"epp/scale/keda", []string{"epp/scale"}, nil},
+	{"epp/scale/leaving", []string{"epp/scale", "pd…"}, nil},
 	{"epp/shadow", []string{"epp", "epp/latency", "epp/sched", "pd…"}, anything},
 	{"epp/replica", []string{"epp"}, anything},
 	{"epp/setup", []string{"epp", "epp/config", "epp/flow", "epp/sched", "pd…"}, anything},

@@ -2,6 +2,7 @@ package charts_test
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -116,4 +117,38 @@ func ruleFile(t *testing.T, query string) string {
 	rules := []any{map[string]string{"record": "tested:query", "expr": query}}
 	write(t, file, map[string]any{"groups": []any{map[string]any{"name": "tested", "rules": rules}}})
 	return file
+}
+
+// TestMarkedPods: only with epp.markPodsToGo may the picker change pods, and is told to.
+func TestMarkedPods(t *testing.T) {
+	for name, want := range map[string]bool{"sized": true, "keda": false} {
+		t.Run(name, func(t *testing.T) {
+			all := render(t, cases(t)[name]...)
+			rules, _, err := unstructured.NestedSlice(all.named(t, "Role", "-epp").Object, "rules")
+			if err != nil {
+				t.Fatal(err)
+			}
+			patches := 0
+			for _, rule := range rules {
+				r := rule.(map[string]any)
+				resources, _, _ := unstructured.NestedStringSlice(r, "resources")
+				verbs, _, _ := unstructured.NestedStringSlice(r, "verbs")
+				for _, verb := range verbs {
+					if verb == "list" || verb == "watch" {
+						continue
+					}
+					if patches++; verb != "patch" || !slices.Equal(resources, []string{"pods"}) {
+						t.Errorf("the picker may %s %v", verb, resources)
+					}
+				}
+			}
+			text, err := yaml.Marshal(all.named(t, "Deployment", "-epp").Object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if flag := strings.Contains(string(text), "- --mark-pods-to-go\n"); flag != want || (patches == 1) != want || patches > 1 {
+				t.Errorf("the flag is given: %v, and %d verbs change something, want %v", flag, patches, want)
+			}
+		})
+	}
 }

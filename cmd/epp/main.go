@@ -152,7 +152,7 @@ func (c *settings) Validate(p *boot.Problems) {
 	c.Listen.validateTLS(p)
 	c.Share.validate(p)
 	c.requireOneKey(p)
-	c.Scaling.validate(p)
+	c.Scaling.validate(p, c.Endpoints.cluster())
 }
 
 // requireOneKey requires that the keys of captures and of replicas, which both key the hashes of prompts, are the same.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/pool/page"
 	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/epp/replica"
+	"github.com/tandem-serving/tandem/epp/scale/leaving"
 	"github.com/tandem-serving/tandem/epp/sched"
 	"github.com/tandem-serving/tandem/epp/setup"
 )
@@ -44,6 +46,7 @@ type picker struct {
 	requests  requests
 	exchange  *replica.Exchange // nil: loads are not exchanged with other replicas
 	sizes     *sizes
+	marker    *leaving.Marker   // nil: pods that are to go are not marked
 	namespace string            // of the pool; "": the endpoints are no pods
 	capture   *capture.Recorder // nil: nothing is captured
 	hashes    *read.Secret      // of prompts; nil: one of the process
@@ -110,6 +113,12 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 		return nil, boot.Configf("%w", err)
 	}
 	registry.MustRegister(pluginMetrics{p})
+	if cfg.Scaling.Mark && p.watch != nil {
+		p.marker = leaving.New(leaving.Options{Sizes: p.sizes, Pods: p.sizes.pods, Cluster: p.watch, Now: time.Now, Log: log})
+		if _, err := p.sizes.own(); errors.Is(err, errNoSizer) {
+			log.Warn("--mark-pods-to-go has no effect yet: the configuration has no plugin replica-sizer")
+		}
+	}
 	if cfg.Picking.Shadow != "" {
 		if p.shadow, err = newShadow(&p.settings, p, log); err != nil {
 			return nil, errors.Join(err, p.live.Close())
@@ -333,6 +342,9 @@ func (p *picker) run(ctx context.Context) error {
 	following.Go(func() { p.queue.follow(ctx) })
 	if p.exchange != nil {
 		following.Go(func() { p.exchange.Run(ctx) })
+	}
+	if p.marker != nil {
+		following.Go(func() { p.marker.Run(ctx) })
 	}
 	following.Go(func() { p.lifecycle.follow(ctx, p.pool) })
 	var shadows error

@@ -9,12 +9,14 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/epp/replica"
 	"github.com/tandem-serving/tandem/epp/scale"
 	"github.com/tandem-serving/tandem/epp/scale/external"
 	"github.com/tandem-serving/tandem/epp/scale/keda"
+	"github.com/tandem-serving/tandem/epp/scale/leaving"
 )
 
 // scaling says where autoscalers ask for the sizes of the plugin replica-sizer.
@@ -25,9 +27,11 @@ type scaling struct {
 	External string `flag:"external-metrics-address" arg:"HOST:PORT" help:"address where the API server asks for the same sizes as external metrics, for HorizontalPodAutoscalers, over TLS; usually :9443. Empty: none"`
 	Cert     string `flag:"external-metrics-cert-path" arg:"DIR" help:"directory with tls.crt and tls.key that the API server is shown, read again when they change; empty: self-signed"`
 	Proxy    string `flag:"external-metrics-client-ca" arg:"FILE" help:"authorities that must have signed the certificate of the API server, read again when it changes: the requestheader-client-ca-file of the ConfigMap extension-apiserver-authentication. Empty: every client may read sizes"`
+	Mark     bool   `flag:"mark-pods-to-go" help:"when a role is to become smaller, annotate its pods with the fewest requests and the coldest caches with controller.kubernetes.io/pod-deletion-cost, so that ReplicaSets delete them first. Needs endpoints of a cluster, the plugin replica-sizer, and the right to patch pods"`
 }
 
-func (s *scaling) validate(p *boot.Problems) {
+// validate checks the flags. pods says that the endpoints are pods of a cluster.
+func (s *scaling) validate(p *boot.Problems, pods bool) {
 	discard := slog.New(slog.DiscardHandler)
 	for _, port := range []struct{ address, cert, ca, flag, certFlag, caFlag string }{
 		{s.Address, s.CertDir, s.CA, "scaler-address", "scaler-cert-path", "scaler-client-ca"},
@@ -46,6 +50,7 @@ func (s *scaling) validate(p *boot.Problems) {
 		_, err := boot.ServerTLS(port.cert, port.ca, discard)
 		p.Require(err == nil, port.caFlag, "%w", err)
 	}
+	p.Require(!s.Mark || pods, "mark-pods-to-go", uselessWithoutPods)
 	p.Require(s.CA == "" || s.CertDir != "" || s.Address == "", "scaler-client-ca", "without --scaler-cert-path KEDA shows no certificate")
 }
 
@@ -176,12 +181,43 @@ func (s *sizes) own() ([]scale.Size, error) {
 	return sizer.Sizes(), nil
 }
 
+// pods returns the pods of roles that are sized, with what they have to do: what pickers have sent them, or what their engines say, if that is more, such
+// as just after a start of the picker.
+func (s *sizes) pods() (all []leaving.Pod) {
+	s.mu.Lock()
+	sizer := s.sizer
+	s.mu.Unlock()
+	if sizer == nil {
+		return nil
+	}
+	now := s.pool.Snapshot()
+	at := map[string]int{} // index in all, by name
+	for i, e := range now.Endpoints {
+		role := scale.RoleOf(e)
+		if role == "" || scale.Grouped(e) {
+			continue // the controller of a LeaderWorkerSet has no choice
+		}
+		k, known := at[e.Pod]
+		if !known {
+			k = len(all)
+			at[e.Pod] = k
+			all = append(all, leaving.Pod{Role: role, Name: e.Pod, Reused: sizer.Reused(e)})
+		}
+		running, _ := now.Loads[i].Signals.Value(epp.Running)
+		waiting, _ := now.Loads[i].Signals.Value(epp.Waiting)
+		all[k].Requests += max(e.InFlight().Requests, int(running+waiting))
+	}
+	return all
+}
+
 // Sizes implements scale.Source.
 func (s *sizes) Sizes() ([]scale.Size, error) {
 	all, err := s.own()
 	if err == nil && s.exchange != nil {
 		for i := range all {
-			all[i].Desired = s.exchange.Largest(key(&all[i]), all[i].Desired)
+			if most := s.exchange.Largest(key(&all[i]), all[i].Desired); most > all[i].Desired {
+				all[i].Desired, all[i].Soon = most, most
+			}
 		}
 	}
 	return all, err

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 )
@@ -53,6 +54,7 @@ func TestCluster(t *testing.T) {
 	t.Run("the older group's policy", c.olderPolicy)
 	t.Run("churn", c.churn)
 	t.Run("what is cached", c.cached)
+	t.Run("deletion costs", c.deletionCosts)
 	t.Run("grants", c.grants)
 	t.Run("outages", c.outages)
 }
@@ -367,6 +369,34 @@ func (c *cluster) cached(t *testing.T) {
 	kept := r.pods["mine"].pod
 	if len(r.pods) != 1 || len(kept.Annotations)+len(kept.Spec.Containers)+len(kept.ManagedFields) > 0 {
 		t.Errorf("kept: %+v", r.pods)
+	}
+}
+
+// deletionCosts annotates a pod, and sees its annotation and that of others, which change no endpoint. Without the right to patch pods the error says so.
+func (c *cluster) deletionCosts(t *testing.T) {
+	config := c.namespace(t, "costs")
+	c.ready(t, "costs", "a", "10.0.0.1", annotated("note", "stays"))
+	c.ready(t, "costs", "b", "10.0.0.2", annotated(corev1.PodDeletionCost, "7"))
+	p := follow(t, Options{Namespace: "costs", Selector: labels.SelectorFromSet(labels.Set{"app": "engine"}), TargetPorts: []int{8000}, Config: config})
+	p.endpoints(t, "a-rank-0 10.0.0.1:8000", "b-rank-0 10.0.0.2:8000")
+	if err := p.Watch.SetDeletionCost(t.Context(), "a", "-5"); !apierrors.IsForbidden(err) {
+		t.Errorf("without the right: %v, want that it is forbidden", err)
+	}
+	c.kubectl(t, `[{"op": "replace", "path": "/rules/0/verbs", "value": ["list", "watch", "patch"]}]`,
+		"patch", "role", "picker", "-n", "costs", "--type=json", "--patch-file=/dev/stdin")
+	for _, step := range []struct {
+		cost string
+		want map[string]string
+	}{{"-5", map[string]string{"a": "-5", "b": "7"}}, {"", map[string]string{"b": "7"}}} {
+		// RBAC takes a moment to know the new right.
+		p.until(t, fmt.Sprintf("the deletion costs %v", step.want), func() bool {
+			err := p.Watch.SetDeletionCost(t.Context(), "a", step.cost)
+			return err == nil && maps.Equal(p.Watch.DeletionCosts(), step.want)
+		})
+	}
+	pod, err := c.admin.CoreV1().Pods("costs").Get(t.Context(), "a", metav1.GetOptions{})
+	if err != nil || pod.Annotations["note"] != "stays" {
+		t.Errorf("%v, %v: another annotation is changed", pod.Annotations, err)
 	}
 }
 

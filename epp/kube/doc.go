@@ -9,8 +9,8 @@
 //
 // # What the package keeps
 //
-// It keeps only the selected pods, and of a pod only labels, address, readiness, and the two annotations that limit its
-// ports. A changed selector needs another watch of pods; the endpoints stay as they were until that watch has reported all of
+// It keeps only the selected pods, and of a pod only labels, address, readiness, the two annotations that limit its
+// ports, and its deletion cost. A changed selector needs another watch of pods; the endpoints stay as they were until that watch has reported all of
 // its pods.
 //
 // # When the cluster does not answer
@@ -25,6 +25,6 @@
 //
 // # What it does not do
 //
-// The package writes nothing to the cluster, and sends nothing to endpoints (epp/pool does). It does not read
+// The package writes nothing to the cluster but the deletion cost of a pod, when its caller asks, and sends nothing to endpoints (epp/pool does). It does not read
 // endpointPickerRef and status of an InferencePool, which are for gateways.
 package kube

@@ -31,7 +31,7 @@ func trimPod(object any) (any, error) {
 		Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
 		Labels: p.Labels, DeletionTimestamp: p.DeletionTimestamp,
 	}}
-	for _, name := range []string{activePorts, activePortsOlder} {
+	for _, name := range []string{activePorts, activePortsOlder, corev1.PodDeletionCost} {
 		if value, there := p.Annotations[name]; there {
 			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)
 		}

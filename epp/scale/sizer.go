@@ -36,6 +36,8 @@ type Limits struct {
 type Size struct {
 	Role, Variant    string
 	Current, Desired int
+	// Soon is what Desired is an Interval later, if the load does not grow until then.
+	Soon int
 	// Needed is what the present and the expected load need, without limits and however long they last.
 	Needed int
 	// Start is how long a replica takes from the wish for it until it serves.
@@ -60,6 +62,7 @@ type State struct {
 	needed          Needed
 	prefillStarts   starts
 	decodeStarts    starts
+	reused          reuse
 }
 
 // Sizer computes sizes each Interval, from the first endpoint on, or from the first request that waits for one. It is an epp.PickObserver,
@@ -180,17 +183,41 @@ func (s *Sizer) EndpointLeft(e *epp.Endpoint) {
 
 // startsOf returns the starts of the role of an endpoint; nil if it has no role that is sized.
 func (s *State) startsOf(e *epp.Endpoint) *starts {
-	switch {
-	case e.Role.Has(pd.RoleDecode):
+	switch RoleOf(e) {
+	case "decode":
 		return &s.decodeStarts
-	case e.Role.Has(pd.RolePrefill):
+	case "prefill":
 		return &s.prefillStarts
 	}
 	return nil
 }
 
-// replicaOf returns the pod of an endpoint.
+// RoleOf returns the role by which an endpoint is counted: decode for those that generate answers, also if they compute prompts too, prefill for those
+// that only compute prompts, or "".
+func RoleOf(e *epp.Endpoint) string {
+	switch {
+	case e.Role.Has(pd.RoleDecode):
+		return "decode"
+	case e.Role.Has(pd.RolePrefill):
+		return "prefill"
+	}
+	return ""
+}
+
+// Labels of the pods of a LeaderWorkerSet: its name, and the number of the group.
+const (
+	setLabel   = "leaderworkerset.sigs.k8s.io/name"
+	groupLabel = "leaderworkerset.sigs.k8s.io/group-index"
+)
+
+// Grouped reports whether an endpoint's pod belongs to a group of a LeaderWorkerSet: groups come and go as a whole.
+func Grouped(e *epp.Endpoint) bool { return e.Labels[setLabel] != "" && e.Labels[groupLabel] != "" }
+
+// replicaOf returns what an autoscaler counts as one: the pod of an endpoint, or its group, whose pods may have an endpoint each.
 func replicaOf(e *epp.Endpoint) string {
+	if Grouped(e) {
+		return e.Namespace + "/" + e.Labels[setLabel] + "/" + e.Labels[groupLabel]
+	}
 	if e.Pod == "" {
 		return e.Namespace + "/" + e.Name
 	}
@@ -214,6 +241,7 @@ func (s *Sizer) Observe(o *epp.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mix.answered(o)
+	s.reused.add(o.Decision)
 	if d := o.Decision; d != nil && d.Picks[0].Seen != nil {
 		if c := d.Picks[0].Seen.Load.Cache; c.Blocks > 0 && c.BlockTokens > 0 {
 			s.cache = float64(c.Blocks) * float64(c.BlockTokens)
@@ -262,12 +290,11 @@ func (s *Sizer) roles() (prefill, decode members) {
 	defer s.own.Unlock()
 	for e := range s.endpoints {
 		m := &decode
-		switch {
-		case e.Role.Has(pd.RoleDecode):
-		case e.Role.Has(pd.RolePrefill):
-			m = &prefill
-		default:
+		switch RoleOf(e) {
+		case "":
 			continue
+		case "prefill":
+			m = &prefill
 		}
 		m.endpoints = append(m.endpoints, e)
 		m.replicas[replicaOf(e)] = true
@@ -309,6 +336,7 @@ func (s *Sizer) compute(now time.Time) {
 	}
 	s.at, engines.KVTokens = now, s.cache
 	s.mix.fade(s.aging(took))
+	s.reused.fade(took)
 	// Those that wait have come, and those that were picked for may have come before.
 	came := max(0, s.mix.take(&s.picks)+float64(waits.Requests-s.waiting))
 	s.waiting = waits.Requests
@@ -394,9 +422,10 @@ func (s *Sizer) Sizes() []Size {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size := func(name string, role *Role, of *steady, m *members, needed int, start *starts) Size {
-		one := Size{Role: name, Variant: role.Variant, Current: len(m.replicas), Desired: of.size, Needed: needed, Start: start.median(role.Ready)}
+		one := Size{Role: name, Variant: role.Variant, Current: len(m.replicas), Desired: of.size, Soon: of.soon, Needed: needed, Start: start.median(role.Ready)}
 		if of.begun.IsZero() {
 			one.Desired = max(role.Min, min(one.Current, role.Max))
+			one.Soon = one.Desired
 		}
 		return one
 	}

@@ -278,6 +278,28 @@ func TestReplicasWithRanks(t *testing.T) {
 	}
 }
 
+// TestGroupsAreReplicas: a group of a LeaderWorkerSet is one replica, whether only its leader serves or all its pods do.
+func TestGroupsAreReplicas(t *testing.T) {
+	b := startSizer(t, 1, 0)
+	for i := range 6 {
+		labels := map[string]string{pd.RoleLabel: "decode", setLabel: "wide", groupLabel: fmt.Sprint(i / 3)}
+		e := epp.NewEndpoint("default", fmt.Sprintf("wide-%d", i), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 2, byte(i)}), 8000), "", labels)
+		e.Slot, e.Pod = 1+i, fmt.Sprintf("wide-%d-%d", i/3, i%3)
+		b.decode = append(b.decode, e)
+		b.EndpointJoined(e)
+	}
+	if sizes := b.Sizes(); sizes[0].Current != 2 {
+		t.Errorf("%+v: want two groups of three pods to be two replicas", sizes[0])
+	}
+	if _, decode := b.roles(); decode.ranks() != 3 {
+		t.Errorf("a group has %d endpoints, want 3", decode.ranks())
+	}
+	b.EndpointLeft(b.decode[0])
+	if sizes := b.Sizes(); sizes[0].Current != 2 {
+		t.Errorf("%+v: want a group that lacks a pod to be a replica", sizes[0])
+	}
+}
+
 // gathered returns how many series a metric has, and their sum.
 func gathered(t *testing.T, registry *prometheus.Registry, metric string) (n int, sum float64) {
 	t.Helper()

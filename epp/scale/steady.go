@@ -8,6 +8,7 @@ const reversal = 10 * time.Minute
 // steady turns what a role needs into a size that does not follow every movement of the load. The zero value has no size yet.
 type steady struct {
 	size     int
+	soon     int // the size at the next moment, if no more is needed than before; counts only after the first call of follow
 	begun    time.Time
 	needed   []need // within the window, the earliest first
 	grew     bool   // the last change was an increase
@@ -38,12 +39,32 @@ func (s *steady) follow(now time.Time, needed, withMore, current int, limits Lim
 	case needed > s.size:
 		s.turn(now, true)
 		s.size = needed
-	case most < s.size && now.Sub(s.begun) >= limits.Window && !(s.grew && now.Sub(s.reversed) < reversal):
+	case most < s.size && s.mayFall(now, limits):
 		s.turn(now, false)
 		s.size = most
 	}
 	s.size = max(limits.Min, min(s.size, limits.Max))
+	s.soon = s.foresee(now.Add(Interval), limits)
 	return s.size
+}
+
+// foresee returns the size at the next moment, if no more is needed then than was within the window.
+func (s *steady) foresee(next time.Time, limits Limits) int {
+	most := 0
+	for _, n := range s.needed {
+		if next.Sub(n.at) <= limits.Window {
+			most = max(most, n.replicas)
+		}
+	}
+	if most >= s.size || !s.mayFall(next, limits) {
+		return s.size
+	}
+	return max(limits.Min, most)
+}
+
+// mayFall reports whether the size may fall at a moment, if fewer were enough until then.
+func (s *steady) mayFall(now time.Time, limits Limits) bool {
+	return now.Sub(s.begun) >= limits.Window && !(s.grew && now.Sub(s.reversed) < reversal)
 }
 
 // wake makes the size 1 if it is 0.
@@ -55,7 +76,7 @@ func (s *steady) wake(now time.Time) (woken bool) {
 		s.begun = now
 	}
 	s.turn(now, true)
-	s.size = 1
+	s.size, s.soon = 1, 1
 	return true
 }
 

@@ -38,6 +38,34 @@ func TestSteady(t *testing.T) {
 	}
 }
 
+// TestSteadyForesees: a size that falls was foreseen an interval before, and one that was foreseen to fall does, unless more is needed.
+func TestSteadyForesees(t *testing.T) {
+	var s steady
+	now, limits := time.Unix(1000, 0), Limits{1, 8, 5 * time.Minute}
+	fell, foreseen := 0, 0
+	for i := range 200 {
+		needed := 2
+		if i < 10 || i >= 90 && i < 100 {
+			needed = 5
+		}
+		size, soon := s.size, s.soon
+		got := s.follow(now, needed, needed, 5, limits)
+		if i > 0 && soon < size {
+			foreseen++
+		}
+		if i > 0 && got < size {
+			fell++
+		}
+		if i > 0 && needed <= size && got != soon {
+			t.Errorf("interval %d: size %d, foreseen %d", i, got, soon)
+		}
+		now = now.Add(Interval)
+	}
+	if fell != 2 || foreseen != 2 {
+		t.Errorf("the size has fallen %d times, and %d times that was foreseen, want 2", fell, foreseen)
+	}
+}
+
 // TestCachedTokensNeedNoReplicas: what the endpoint that computes a prompt has cached is no work, be it a prefill or a decode endpoint.
 func TestCachedTokensNeedNoReplicas(t *testing.T) {
 	b := startSizer(t, 1, 1)

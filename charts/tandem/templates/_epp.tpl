@@ -279,6 +279,9 @@ name: {{ include "tandem.fullname" . }}
 {{- if and (eq .Values.mode "gateway") .Values.gateway.singleEndpoint }}
 - --single-endpoint
 {{- end }}
+{{- if .Values.epp.markPodsToGo }}
+- --mark-pods-to-go
+{{- end }}
 {{- if gt (int .Values.epp.replicas) 1 }}
 - --share-address=:9004
 - --share-with={{ include "tandem.epp.replicasName" . }}.{{ .Release.Namespace }}.svc:9004

@@ -16,7 +16,7 @@ else stumbles first.
 {{- end -}}
 {{- $problems := list -}}
 {{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism"
-      "memory" "length" "connector" "encoder" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "batch" "autoscaling" "mode" "tls" "monitoring" -}}
+      "memory" "length" "connector" "encoder" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "disruptions" "batch" "autoscaling" "mode" "tls" "monitoring" -}}
   {{- range $line := include (print "tandem.check." $check) $root | splitList "\n" -}}
     {{- with trim $line }}{{ $problems = append $problems (print "  - " .) }}{{ end -}}
   {{- end -}}
@@ -603,6 +603,16 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
 {{- end -}}
 
 
+{{- define "tandem.check.disruptions" -}}
+{{- range $component := concat (include "tandem.roles" . | fromJsonArray) (list "epp" "proxy" "batch") -}}
+  {{- $most := toString (index $.Values $component).maxUnavailable -}}
+  {{- if has $most (list "0" "0%") }}
+{{ printf "%s.maxUnavailable is %s, so that no node with such a pod could ever be drained: take 1, or \"\" for no PodDisruptionBudget" $component $most }}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
 {{- define "tandem.check.batch" -}}
 {{- if and .Values.batch.enabled (ne .Values.mode "standalone") (not .Values.batch.upstream) }}
 batch.upstream is empty, and a release of mode gateway has no Envoy of its own: give the URL of the gateway
@@ -638,7 +648,19 @@ batch.webhook needs both url and secret: set the other one, or none
 {{- end -}}
 
 
+{{/* The parameters of replica-sizer in epp.config, as JSON; empty without it. */}}
+{{- define "tandem.sizer" -}}
+{{- range dig "plugins" list .Values.epp.config -}}
+  {{- if eq (toString .type) "replica-sizer" }}{{ default dict .parameters | toJson }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+
 {{- define "tandem.check.autoscaling" -}}
+{{- $sizer := include "tandem.sizer" . -}}
+{{- if and .Values.epp.markPodsToGo (not $sizer) }}
+epp.markPodsToGo is true, but nothing says how many pods there should be: add the plugin replica-sizer to epp.config.plugins
+{{- end -}}
 {{- range $role := include "tandem.roles" . | fromJsonArray -}}
   {{- $scaling := (index $.Values $role).autoscaling -}}
   {{- if $scaling.enabled -}}
@@ -654,6 +676,25 @@ batch.webhook needs both url and secret: set the other one, or none
 {{ printf (print "%s.selector sets %s to %s, but the chart sets it: the autoscaler would read another picker's "
      "series, or none, so remove it")
      $where $key . }}
+      {{- end -}}
+    {{- end -}}
+    {{- $sized := regexMatch "^tandem_(desired|needed)_replicas$" $scaling.metric -}}
+    {{- if regexMatch "^(wva|inferno)_" $scaling.metric }}
+{{ printf "%s.metric is %s, whose series have no role to select: take tandem_desired_replicas" $where $scaling.metric }}
+    {{- else if and $sized (not $sizer) }}
+{{ printf (print "%s.metric is %s, which the picker has only with the plugin replica-sizer: add it to epp.config.plugins, "
+     "or take tandem_inflight") $where $scaling.metric }}
+    {{- else if $sized -}}
+      {{- if ne (float64 $scaling.target) 1.0 }}
+{{ printf "%s.target is %s, but %s is the number of pods: set it to 1" $where $scaling.target $scaling.metric }}
+      {{- end -}}
+      {{- $limits := dig $role dict (fromJson $sizer) -}}
+      {{- range $key, $usual := dict "minReplicas" 1 "maxReplicas" 4 -}}
+        {{- $theirs := dig $key $usual $limits -}}
+        {{- if ne (int $theirs) (int (index $scaling $key)) }}
+{{ printf (print "%s.%s is %d, but replica-sizer in epp.config has %d for %s, and sizes the other role for that: make them "
+     "equal") $where $key (int (index $scaling $key)) (int $theirs) $role }}
+        {{- end -}}
       {{- end -}}
     {{- end -}}
     {{- $queues := include "tandem.queues" $ -}}

@@ -227,6 +227,7 @@ pd-header: set epp.pdHeader
 auth-file: set epp.authSecret
 tandem-headers: every decode pod of the chart has Tandem's sidecar
 single-endpoint: set gateway.singleEndpoint
+mark-pods-to-go: set epp.markPodsToGo
 log-level: set epp.logLevel
 zap-log-level: set epp.logLevel
 v: set epp.logLevel
