@@ -33,7 +33,7 @@ func (e Event) Done() bool {
 var (
 	errorText  = []byte("error")
 	failedText = []byte("response.failed")
-	errorKey   = []byte(`"error"`)
+	errorKey   = NewMark(`"error"`, 'r')
 	errorTable = NewTable(Want{Path: "error"})
 	scanners   = sync.Pool{New: func() any { return new(Scanner) }}
 )
@@ -54,7 +54,7 @@ func (e Event) Error() bool {
 	if bytes.Equal(e.Name, errorText) || bytes.Equal(e.Name, failedText) {
 		return true
 	}
-	if !bytes.Contains(e.Data, errorKey) {
+	if !errorKey.In(e.Data) {
 		return false
 	}
 	s := scanners.Get().(*Scanner)

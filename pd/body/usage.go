@@ -1,7 +1,5 @@
 package body
 
-import "bytes"
-
 // Usage is the token counts of an answer. -1 = not reported.
 type Usage struct {
 	Prompt     int64 // tokens of the prompt, cached ones among them
@@ -32,7 +30,7 @@ var (
 		usageRead:       {"cache_read_input_tokens"},
 		usageCreated:    {"cache_creation_input_tokens"},
 	}
-	usageKey                = []byte(`"usage"`)
+	usageKey                = NewMark(`"usage"`, 'g')
 	usageTable, usageCounts = newUsageTable()
 )
 
@@ -110,11 +108,11 @@ func (r *UsageReader) Event(data []byte) (Usage, bool) {
 // hasUsage reports whether data has the text "usage", a colon and a brace.
 func hasUsage(data []byte) bool {
 	for {
-		i := bytes.Index(data, usageKey)
+		i := usageKey.Index(data)
 		if i < 0 {
 			return false
 		}
-		data = data[i+len(usageKey):]
+		data = data[i+len(usageKey.text):]
 		i = skipSpace(data, 0)
 		if i == len(data) || data[i] != ':' {
 			continue

@@ -260,17 +260,17 @@ func (*sglang) Whole(answer []byte) (bool, error) {
 // What answers to requests that were aborted have in them: those of chat and completions, of SGLang's own call, and of responses. Quotes
 // in a text are escaped, so no text contains them. Messages that were aborted end as others do.
 var (
-	sglangAbort          = []byte(`"abort"`) // in the first two: one search for most events
+	sglangAbort          = body.NewMark(`"abort"`, 'b') // in the next two: one search for most events
 	sglangAborted        = []byte(`"finish_reason":"abort"`)
 	sglangAbortedOwn     = []byte(`"finish_reason":{"type":"abort"`)
-	sglangFailedResponse = []byte(`"error":{"code":"server_error"`)
+	sglangFailedResponse = body.NewMark(`"error":{"code":"server_error"`, 'v')
 )
 
 // Unfinished implements Unfinisher. An engine aborts requests for its own time-outs, for a transfer that failed, and when an operator
 // posts /abort_request.
 func (*sglang) Unfinished(answer []byte) bool {
-	return bytes.Contains(answer, sglangAbort) && (bytes.Contains(answer, sglangAborted) || bytes.Contains(answer, sglangAbortedOwn)) ||
-		bytes.Contains(answer, sglangFailedResponse)
+	return sglangAbort.In(answer) && (bytes.Contains(answer, sglangAborted) || bytes.Contains(answer, sglangAbortedOwn)) ||
+		sglangFailedResponse.In(answer)
 }
 
 // ClientsAbort implements Unfinisher: /abort_request is not for clients.

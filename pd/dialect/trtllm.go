@@ -80,10 +80,10 @@ func (trtllmEngine) Passes(method, path string) bool {
 }
 
 // trtllmCancelled is in an answer that the engine has not finished. Quotes in a text are escaped, so no text contains it.
-var trtllmCancelled = []byte(`"finish_reason":"cancelled"`)
+var trtllmCancelled = body.NewMark(`"finish_reason":"cancelled"`, 'f')
 
 // Unfinished implements Unfinisher.
-func (trtllmEngine) Unfinished(answer []byte) bool { return bytes.Contains(answer, trtllmCancelled) }
+func (trtllmEngine) Unfinished(answer []byte) bool { return trtllmCancelled.In(answer) }
 
 // ClientsAbort implements Unfinisher: only an engine that is being stopped cancels requests whose client waits.
 func (trtllmEngine) ClientsAbort() bool { return false }

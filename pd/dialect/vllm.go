@@ -1,7 +1,6 @@
 package dialect
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -63,10 +62,10 @@ func (vllmEngine) RefusesRank(answer []byte) bool {
 
 // abortedMark is in an answer that vLLM has not finished. Quotes in a text are escaped, so no text contains the mark. When
 // vLLM 0.32.0 is stopped, it answers some of its running requests with 200, this mark and the tokens so far.
-var abortedMark = []byte(`"finish_reason":"abort"`)
+var abortedMark = body.NewMark(`"finish_reason":"abort"`, 'b')
 
 // Unfinished implements Unfinisher.
-func (vllmEngine) Unfinished(answer []byte) bool { return bytes.Contains(answer, abortedMark) }
+func (vllmEngine) Unfinished(answer []byte) bool { return abortedMark.In(answer) }
 
 // ClientsAbort implements Unfinisher.
 func (vllmEngine) ClientsAbort() bool { return true }
