@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,6 +32,7 @@ type engine struct {
 
 	mu     sync.Mutex
 	answer answer
+	made   func(body []byte) answer // makes the answer to a request with this body; nil: all get answer, and no body is kept
 	conns  map[net.Conn]bool
 }
 
@@ -130,39 +130,67 @@ func (e *engine) serve(ctx context.Context, c net.Conn) {
 		_ = c.Close()
 	}()
 	r, w := bufio.NewReaderSize(c, e.buffer), bufio.NewWriterSize(c, e.buffer)
+	var body bytes.Buffer
 	for {
 		request, err := http.ReadRequest(r)
 		if err != nil {
 			return
 		}
-		if _, err := io.Copy(io.Discard, request.Body); err != nil {
+		if request.Method != http.MethodPost {
+			if err := described(request.URL.Path)(w); err != nil {
+				return
+			}
+			continue
+		}
+		body.Reset()
+		to := io.Discard
+		answer, made := e.answering()
+		if made != nil {
+			to = &body
+		}
+		if _, err := io.Copy(to, request.Body); err != nil {
 			return
 		}
 		e.accepted.Add(1)
 		e.hold.pass(ctx)
-		if err := e.reply(w, request); err != nil {
+		if made != nil {
+			answer = made(body.Bytes())
+		}
+		if err := answer(w); err != nil {
 			return
 		}
 	}
 }
 
-// reply answers a request. Requests that do not generate get an empty list of models, which also says what SGLang's engines say of
-// themselves.
-func (e *engine) reply(w *bufio.Writer, request *http.Request) error {
-	if request.Method != http.MethodPost {
-		return whole(`{"object":"list","data":[],"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"dp_size":1}`)(w)
+// described returns the answer to a request that does not generate: that of Mooncake's bootstrap server to its only path, and else an empty list
+// of models, which also says what the engines of SGLang and TensorRT-LLM say of themselves.
+func described(path string) answer {
+	if path == "/query" {
+		return whole(`{"0":{"engine_id":"5b2f7c0e-54a1-4d0f-9d1e-0d6c1f6f2a11","worker_addr":{"0":{"0":"tcp://127.0.0.1:42353"}}}}`)
 	}
+	return whole(`{"object":"list","data":[],"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"dp_size":1,` +
+		`"disaggregated_params":{"ctx_dp_rank":0,"ctx_info_endpoint":["tcp://127.0.0.1:42353"]}}`)
+}
+
+// answering returns how requests are answered now.
+func (e *engine) answering() (answer, func(body []byte) answer) {
 	e.mu.Lock()
-	answer := e.answer
-	e.mu.Unlock()
-	return answer(w)
+	defer e.mu.Unlock()
+	return e.answer, e.made
+}
+
+// makes has the answers to later requests made of their bodies.
+func (e *engine) makes(made func(body []byte) answer) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.made = made
 }
 
 // answers replaces the answer to later requests.
 func (e *engine) answers(answer answer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.answer = answer
+	e.answer, e.made = answer, nil
 }
 
 // whole returns an answer of one JSON document.
@@ -183,28 +211,17 @@ const (
 
 // prefilled returns the answer of a vLLM 0.32 prefill engine to the first leg of a completion of size bytes, with the
 // hand-off: the longer the prompt, the more blocks.
-func prefilled(size int) string {
-	tokens := size / bytesPerToken
-	var ids []byte
-	for block := range (tokens + tokensPerBlock - 1) / tokensPerBlock {
-		if block > 0 {
-			ids = append(ids, ',')
-		}
-		ids = strconv.AppendInt(ids, int64(4000+block), 10)
-	}
-	return fmt.Sprintf(`{"id":"cmpl-bench","object":"text_completion","created":1700000000,"model":"bench",`+
-		`"choices":[{"index":0,"text":" the","logprobs":null,"finish_reason":"length","stop_reason":null}],"usage":{"prompt_tokens":%[1]d,`+
-		`"total_tokens":%[2]d,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}},"kv_transfer_params":{`+
-		`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[%[3]s]],`+
-		`"remote_engine_id":"5b2f7c0e-54a1-4d0f-9d1e-0d6c1f6f2a11","remote_request_id":"cmpl-bench-0-8f2d",`+
-		`"remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"pp_size":1,"remote_num_tokens":%[1]d,`+
-		`"remote_prefill_cached_tokens":0,"remote_blocks_expiry_time":null,"transfer_mode":"pull"}}`, tokens, tokens+1, ids)
-}
+func prefilled(size int) string { return handedOff(size, nixlParams(size, 0, "pull")) }
 
-// decoded is the answer of a decode engine.
-const decoded = `{"id":"cmpl-bench","object":"text_completion","created":1700000000,"model":"bench","choices":[{"index":0,` +
-	`"text":" quick brown fox jumps over the lazy dog","logprobs":null,"finish_reason":"length","stop_reason":null}],` +
-	`"usage":{"prompt_tokens":256,"total_tokens":264,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":0}}}`
+// decoded is the answer of a decode engine, and decodedCached that of one that counts what it was handed over as cached.
+const (
+	decoded = `{"id":"cmpl-bench","object":"text_completion","created":1700000000,"model":"bench","choices":[{"index":0,` +
+		`"text":" quick brown fox jumps over the lazy dog","logprobs":null,"finish_reason":"length","stop_reason":null}],` +
+		`"usage":{"prompt_tokens":256,"total_tokens":264,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":0}}}`
+	decodedCached = `{"id":"cmpl-bench","object":"text_completion","created":1700000000,"model":"bench","choices":[{"index":0,` +
+		`"text":" quick brown fox jumps over the lazy dog","logprobs":null,"finish_reason":"length","stop_reason":null}],` +
+		`"usage":{"prompt_tokens":256,"total_tokens":264,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":256}}}`
+)
 
 // streamed returns an answer of events, one write each, at a pace that keeps them apart on the wire as tokens are.
 func streamed(events int, pace time.Duration) answer {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -79,6 +80,26 @@ func TestHandOffGrowsWithThePrompt(t *testing.T) {
 		}
 		if got := len(answer.Params.Blocks[0]); got != blocks || answer.Params.Tokens != size/bytesPerToken {
 			t.Errorf("%d bytes: %d blocks for %d tokens, want %d", size, got, answer.Params.Tokens, blocks)
+		}
+	}
+}
+
+// What engines of each protocol answer is JSON, and names the transfer that the leg has named.
+func TestProtocolsAnswer(t *testing.T) {
+	for _, p := range protocols() {
+		if answer := p.prefilled(kB, "7"); !json.Valid([]byte(answer)) || !json.Valid([]byte(p.decoded)) {
+			t.Errorf("%s: %s\n%s", p.name, answer, p.decoded)
+		}
+		if p.idMark == "" {
+			continue
+		}
+		e := serving(t, whole(p.prefilled(kB, noTransfer)))
+		p.prefilling(e, kB)
+		for leg, id := range map[string]string{"{" + p.idMark + `123"}`: "123", "{}": noTransfer} {
+			request := fmt.Appendf(nil, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(leg), leg)
+			if _, got := exchanged(t, e, request); got != p.prefilled(kB, id) {
+				t.Errorf("%s: %s is answered %s", p.name, leg, got)
+			}
 		}
 	}
 }

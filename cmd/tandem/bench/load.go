@@ -23,6 +23,13 @@ type shape struct {
 	chunked bool   // as Envoy sends it, without a Content-Length
 	prefill string // host:port of the prefill engine, for a sidecar; "" = local
 	mode    string // for a picker; "" = none
+	// readsBack says that the prefill engine is to read most of the prompt from the decode engine, for a sidecar.
+	readsBack bool
+}
+
+// readBackPlan is a picker's plan for a request of size bytes, of whose prompt the decode engine has most.
+func readBackPlan(size int) string {
+	return pd.Plan{Verdict: pd.Remote, ID: "0123456789abcdef", Reason: pd.Uncached, SourceTokens: readBackTokens(size)}.String()
 }
 
 // promptLine is 40 bytes of text that tokenizers know.
@@ -48,6 +55,9 @@ func (s shape) request() []byte {
 	head := "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
 	if s.prefill != "" {
 		head += "x-prefiller-host-port: " + s.prefill + "\r\n"
+	}
+	if s.readsBack {
+		head += pd.HeaderSource + ": 127.0.0.1:1\r\n" + pd.HeaderPlan + ": " + readBackPlan(s.size) + "\r\n"
 	}
 	if s.mode != "" {
 		head += pd.HeaderMode + ": " + s.mode + "\r\n"
@@ -104,22 +114,28 @@ func (c *conn) close() { _ = c.Close() }
 
 // exchange sends the request and reads the whole answer, which must have status 200.
 func (c *conn) exchange(context.Context) error {
+	_, err := c.send()
+	return err
+}
+
+// send is exchange, and returns the headers of the answer.
+func (c *conn) send() (http.Header, error) {
 	if err := c.SetDeadline(time.Now().Add(exchangeTimeout)); err != nil {
-		return err
+		return nil, err
 	}
 	if _, err := c.Write(c.request); err != nil {
-		return err
+		return nil, err
 	}
 	answer, err := http.ReadResponse(c.r, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if answer.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(answer.Body, 300))
-		return fmt.Errorf("%s: %s", answer.Status, text)
+		return nil, fmt.Errorf("%s: %s", answer.Status, text)
 	}
 	_, err = io.Copy(io.Discard, answer.Body)
-	return err
+	return answer.Header, err
 }
 
 // inTurn performs several exchanges one after the other, such as the legs of a request.

@@ -30,7 +30,7 @@ const resting = 60 << 20
 
 // measureBuffered makes a sidecar buffer requests while their prefill runs.
 func measureBuffered(ctx context.Context, l *lab, series bufferSeries) (Row, error) {
-	legs, err := newLegs(ctx, l, series.size, false)
+	legs, err := newLegs(ctx, l, nixl(), series.size, false)
 	if err != nil {
 		return Row{}, err
 	}

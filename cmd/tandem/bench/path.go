@@ -34,7 +34,7 @@ type path struct {
 }
 
 func newPath(ctx context.Context, l *lab) (*path, error) {
-	legs, err := newLegs(ctx, l, kB, false)
+	legs, err := newLegs(ctx, l, nixl(), kB, false)
 	return &path{legs, l}, err
 }
 

@@ -53,7 +53,7 @@ func TestMeasure(t *testing.T) {
 	}
 	dir := programs(t)
 	for name, test := range map[string]func(t *testing.T, dir string){
-		"every kind": testEveryKind, "path": testPath, "without Envoy": testWithoutEnvoy, "against": testAgainst,
+		"every kind": testEveryKind, "every protocol": testEveryProtocol, "path": testPath, "without Envoy": testWithoutEnvoy, "against": testAgainst,
 		"growth": testGrowth, "bad rival": testBadRival, "interrupted": testInterrupted,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, dir) })
@@ -87,6 +87,47 @@ func testEveryKind(t *testing.T, dir string) {
 	}
 	if b, err := os.ReadFile(page); err != nil || !bytes.HasPrefix(b, []byte("<!DOCTYPE html>")) {
 		t.Errorf("the page begins with %.40q: %v", b, err)
+	}
+}
+
+// Each protocol's engines and sidecar understand each other: what is not split is an error.
+func testEveryProtocol(t *testing.T, dir string) {
+	var names []string
+	for _, p := range protocols() {
+		names = append(names, p.name)
+	}
+	r, stdout := measuring(t, dir, "^sidecar, ("+strings.Join(names, "|")+"), 1 kB$")
+	if len(r.Rows) != 2*len(names) { // the time beyond the engines' is judged too
+		t.Errorf("%d rows for %d protocols", len(r.Rows), len(names))
+	}
+	for _, name := range names {
+		mustContain(t, stdout, "\n"+name+", 1 kB ", "\nsidecar, time beyond the engines', "+name+", 1 kB, p50, ms ")
+	}
+}
+
+// A sidecar that does not split the requests of a series is not measured under its name.
+func TestSeriesMustBeSplit(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
+	dir := programs(t)
+	for name, series := range map[string]sidecarSeries{
+		`the sidecar does not split requests of this series: it says "local;`: {remote: true, protocol: protocol{flags: connector("nixlv2"),
+			prefilled: func(int, string) string { return handedOff(kB, "null") }, decoded: decoded}},
+		"the decode engine got 1 legs of one request": {remote: true, protocol: protocol{readsBack: true, flags: connector("nixlv2"),
+			prefilled: nixl().prefilled, decoded: decoded}},
+	} {
+		series.name, series.shape = "P/D", shape{size: kB}
+		l, err := newLab(dir, processors())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := measureSidecar(t.Context(), l, series, "", options{1, 100 * time.Millisecond}); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("error %v, want %s", err, name)
+		}
+		if err := l.close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"time"
+
+	"github.com/tandem-serving/tandem/pd"
 )
 
 const (
@@ -20,14 +23,23 @@ const (
 // tableSidecar is the heading of the sidecar's series.
 const tableSidecar = "Sidecar: CPU time per request, ms. Baseline: a bare reverse proxy for each leg."
 
+// Limits of a request that is split, in the CPU time of a bare proxy for each leg, if the legs are sent one after the other, and at once.
+const (
+	serialLimit     = 1.25
+	concurrentLimit = 1.35
+)
+
+// handoverLimit is how long a split request of 1 kB may take beyond the engines' time, p50, in ms.
+const handoverLimit = 2
+
 // sidecarSeries is one series of the sidecar.
 type sidecarSeries struct {
-	name   string
-	shape  shape
-	remote bool
-	atOnce bool // both legs are sent at once, as SGLang's are
-	stream bool
-	limit  float64
+	name     string
+	shape    shape
+	remote   bool
+	protocol protocol // of a remote one
+	stream   bool
+	limit    float64
 }
 
 func sidecarTable() []sidecarSeries {
@@ -37,15 +49,15 @@ func sidecarTable() []sidecarSeries {
 		if size == 4*mB {
 			limit = 1.4
 		}
-		all = append(all, sidecarSeries{name: "local, " + sized(size), shape: shape{size: size}, limit: limit})
+		all = append(all, sidecarSeries{name: "local, " + sized(size), shape: shape{size: size}, protocol: nixl(), limit: limit})
 	}
 	for _, kind := range []struct {
 		name  string
 		shape shape
 		limit float64
-	}{{"P/D", shape{}, 1.25}, {"P/D, chunked", shape{chunked: true}, 1.5}, {"P/D, escaped", shape{escaped: true}, 2}} {
+	}{{"P/D", shape{}, serialLimit}, {"P/D, chunked", shape{chunked: true}, 1.5}, {"P/D, escaped", shape{escaped: true}, 2}} {
 		for _, size := range []int{1 * kB, 32 * kB, 512 * kB, 4 * mB} {
-			s := sidecarSeries{name: kind.name + ", " + sized(size), shape: kind.shape, remote: true, limit: kind.limit}
+			s := sidecarSeries{name: kind.name + ", " + sized(size), shape: kind.shape, remote: true, protocol: nixl(), limit: kind.limit}
 			if s.shape.size = size; size == 1*kB && !s.shape.chunked && !s.shape.escaped {
 				s.limit = 1.1
 			}
@@ -53,10 +65,19 @@ func sidecarTable() []sidecarSeries {
 		}
 	}
 	for _, size := range []int{1 * kB, 32 * kB, 512 * kB} {
-		all = append(all, sidecarSeries{name: "P/D at once, " + sized(size), shape: shape{size: size}, remote: true, atOnce: true, limit: 1.35})
+		all = append(all, sidecarSeries{name: "P/D at once, " + sized(size), shape: shape{size: size}, remote: true, protocol: sglang(), limit: concurrentLimit})
+	}
+	for _, p := range protocols() {
+		limit := serialLimit
+		if p.atOnce {
+			limit = concurrentLimit
+		}
+		for _, size := range []int{1 * kB, 32 * kB} {
+			all = append(all, sidecarSeries{name: p.name + ", " + sized(size), shape: shape{size: size}, remote: true, protocol: p, limit: limit})
+		}
 	}
 	return append(all, sidecarSeries{name: fmt.Sprintf("P/D, 1 kB, %d events", answerEvents), shape: shape{size: kB},
-		remote: true,
+		remote: true, protocol: nixl(),
 		stream: true, limit: 1.1})
 }
 
@@ -70,26 +91,31 @@ func sized(bytes int) string {
 // legs are the engines behind a sidecar.
 type legs struct {
 	lab             *lab
+	protocol        protocol
 	prefill, decode *engine
 }
 
-// newLegs starts engines for prompts of a size.
-func newLegs(ctx context.Context, l *lab, size int, stream bool) (s *legs, err error) {
-	s = &legs{lab: l}
-	if s.prefill, err = l.engine(ctx, largeBuffer, whole(prefilled(size))); err != nil {
+// newLegs starts engines of a protocol for prompts of a size.
+func newLegs(ctx context.Context, l *lab, p protocol, size int, stream bool) (s *legs, err error) {
+	s = &legs{lab: l, protocol: p}
+	if s.prefill, err = l.engine(ctx, largeBuffer, whole(p.prefilled(size, noTransfer))); err != nil {
 		return nil, err
 	}
-	answer := whole(decoded)
+	p.prefilling(s.prefill, size)
+	answer := whole(p.decoded)
 	if stream {
 		answer = streamed(answerEvents, answerPace)
 	}
-	s.decode, err = l.engine(ctx, largeBuffer, answer)
-	return s, err
+	if s.decode, err = l.engine(ctx, largeBuffer, answer); err != nil {
+		return nil, err
+	}
+	p.lending(s.decode, size)
+	return s, nil
 }
 
 // measureSidecar measures one series. command is another sidecar; "" = none.
 func measureSidecar(ctx context.Context, l *lab, series sidecarSeries, command rival, o options) ([]Row, error) {
-	legs, err := newLegs(ctx, l, series.shape.size, series.stream)
+	legs, err := newLegs(ctx, l, series.protocol, series.shape.size, series.stream)
 	if err != nil {
 		return nil, err
 	}
@@ -107,17 +133,31 @@ func measureSidecar(ctx context.Context, l *lab, series sidecarSeries, command r
 		return nil, err
 	}
 	row := rated(tableSidecar, series.name, contenders, costs, series.limit)
+	var later []float64
 	if !series.shape.chunked && !series.shape.escaped { // chunking and escaping change only CPU time
-		if err := legs.added(ctx, series, contenders, &row, o); err != nil {
+		if later, err = legs.added(ctx, series, contenders, &row, o); err != nil {
 			return nil, err
 		}
 	}
 	rows := []Row{row}
+	if later != nil && series.remote && !series.stream && series.shape.size == kB {
+		rows = append(rows, row.handover(later))
+	}
 	if series.stream && row.Ours.Allocs != nil {
 		rows = append(rows, absolute(tableAbsolute, "sidecar, allocs/req, "+series.name,
 			[]float64{*row.Ours.Allocs}, 300))
 	}
 	return rows, nil
+}
+
+// handover returns the row that judges how much later than from the engines the answers of a series come: later is by round, in ms.
+func (r *Row) handover(later []float64) Row {
+	judged := absolute(tableAbsolute, "sidecar, time beyond the engines', "+r.Series+", p50, ms", later, handoverLimit)
+	judged.Ours.P50, judged.Ours.P99 = r.Ours.P50, r.Ours.P99
+	if r.Other != nil {
+		judged.Other = &Figure{Value: *r.Other.P50, P50: r.Other.P50, P99: r.Other.P99}
+	}
+	return judged
 }
 
 // contenders returns the programs of a series.
@@ -128,18 +168,21 @@ func (s *legs) contenders(ctx context.Context, series sidecarSeries, command riv
 	}
 	all = append(all, baseline)
 	if series.remote {
-		series.shape.prefill = s.prefill.addr()
+		series.shape.prefill, series.shape.readsBack = s.prefill.addr(), series.protocol.readsBack
 	}
 	request := series.shape.request()
 	ours := &contender{part: partOurs, subjects: make([]*subject, 1)}
 	var flags []string
-	if series.atOnce {
-		flags = []string{"--kv-connector=sglang"}
+	if series.protocol.flags != nil {
+		flags = series.protocol.flags(s)
 	}
 	if ours.subjects[0], err = s.lab.sidecar(ctx, s.decode, flags...); err != nil {
 		return all, err
 	}
 	all = append(all, ours)
+	if err := s.mustSplit(ctx, ours.subjects[0], request, series); err != nil {
+		return all, err
+	}
 	if ours.lanes, err = lanesTo(ctx, ours.subjects[0].addr, inFlight, request); err != nil || command == "" {
 		return all, err
 	}
@@ -149,6 +192,33 @@ func (s *legs) contenders(ctx context.Context, series sidecarSeries, command riv
 	}
 	other.lanes, err = lanesTo(ctx, other.subjects[0].addr, inFlight, request)
 	return append(all, other), err
+}
+
+// mustSplit returns an error unless the sidecar sends requests to the engines that the series is about: what it does otherwise would be
+// measured under a wrong name.
+func (s *legs) mustSplit(ctx context.Context, sidecar *subject, request []byte, series sidecarSeries) error {
+	if !series.remote {
+		return nil
+	}
+	c, err := dial(ctx, sidecar.addr, request)
+	if err != nil {
+		return sidecar.died(fmt.Errorf("connecting: %w", err))
+	}
+	defer c.close()
+	for range 2 { // what the sidecar learns from the first one shows in the second
+		before := s.decode.accepted.Load()
+		head, err := c.send()
+		if err != nil {
+			return sidecar.died(err)
+		}
+		if decision := head.Get(pd.HeaderDecision); !strings.HasPrefix(decision, "remote;") {
+			return fmt.Errorf("the sidecar does not split requests of this series: it says %q", decision)
+		}
+		if n := s.decode.accepted.Load() - before; series.protocol.readsBack != (n > 1) {
+			return fmt.Errorf("the decode engine got %d legs of one request", n)
+		}
+	}
+	return nil
 }
 
 // baselines starts a bare proxy in front of each engine that a series uses. A request goes through both, as through a sidecar.
@@ -163,13 +233,16 @@ func (s *legs) baselines(ctx context.Context, series sidecarSeries) (*contender,
 		c.subjects, targets = append(c.subjects, baseline), append(targets, baseline.addr)
 	}
 	var err error
-	c.lanes, err = lanesAlong(ctx, targets, inFlight, series.shape.request(), series.atOnce)
+	c.lanes, err = lanesAlong(ctx, targets, inFlight, series.shape.request(), series.protocol.atOnce)
 	return c, err
 }
 
 // engines returns the engines that a request reaches, in order.
 func (s *legs) engines(remote bool) []*engine {
-	if remote {
+	switch {
+	case remote && s.protocol.readsBack:
+		return []*engine{s.decode, s.prefill, s.decode}
+	case remote:
 		return []*engine{s.prefill, s.decode}
 	}
 	return []*engine{s.decode}
@@ -218,8 +291,9 @@ func (s *legs) startOther(ctx context.Context, command rival) (*subject, error) 
 }
 
 // added measures how much later answers come through the programs than from the engines themselves, at a rate that leaves
-// every program idle most of the time. For a streamed answer the first event counts, so it has only that.
-func (s *legs) added(ctx context.Context, series sidecarSeries, contenders []*contender, row *Row, o options) error {
+// every program idle most of the time: it adds that to the row, and returns ours by round, in ms. For a streamed answer the first event
+// counts, so it has only that.
+func (s *legs) added(ctx context.Context, series sidecarSeries, contenders []*contender, row *Row, o options) (ours []float64, err error) {
 	rate := 100.0
 	if series.shape.size > 100*kB {
 		rate = 20
@@ -227,10 +301,10 @@ func (s *legs) added(ctx context.Context, series sidecarSeries, contenders []*co
 	if series.stream {
 		s.decode.answers(streamed(1, 0))
 	}
-	direct, err := s.direct(ctx, series.shape.request(), series.remote, series.atOnce, inFlight)
+	direct, err := s.direct(ctx, series.shape.request(), series.remote, series.protocol.atOnce, inFlight)
 	defer func() { closeAll(direct) }()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	loads := [][]exchanger{direct}
 	for _, c := range contenders {
@@ -238,10 +312,13 @@ func (s *legs) added(ctx context.Context, series sidecarSeries, contenders []*co
 	}
 	times, err := pace(ctx, loads, rate, o)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for i, c := range contenders {
 		(*row.figure(c.part)).later(times[i+1], times[0])
+		if c.part == partOurs {
+			ours, _ = times[i+1].added(times[0])
+		}
 	}
-	return nil
+	return ours, nil
 }
