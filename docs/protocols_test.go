@@ -1,6 +1,7 @@
 package docs_test
 
 import (
+	"cmp"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -19,18 +20,35 @@ import (
 )
 
 // TestProtocols writes the tables of docs/protocols.md: which requests are split, from the dialects themselves; what a client gets when
-// something fails, from the tables that e2e/matrix checks; and on which engines that was seen, from the suites for real engines.
-// Without -update it fails if the page is older.
+// something fails, from the tables that e2e/matrix checks; and on which engines that is tested, from the rows of e2e/matrix and from the
+// suites for real engines. Without -update it fails if the page is older.
 func TestProtocols(t *testing.T) {
 	replaceBetween(t, "docs/protocols.md", "split requests", splitTable(t))
 	replaceBetween(t, "docs/protocols.md", "failures", failureTables(t))
 	replaceBetween(t, "docs/protocols.md", "pairs", pairTable(t))
+	replaceBetween(t, "docs/protocols.md", "simulated", simulatedTable(t))
+	replaceBetween(t, "docs/protocols.md", "real", realTable(t))
 	replaceBetween(t, "docs/protocols.md", "suites", suiteTable(t))
 }
 
-// matrixFiles are the tables of e2e/matrix, by protocol. Protocols without one have no simulated engine.
-var matrixFiles = map[string]string{
-	"nixlv2": "matrix.txt", "nixl-push": "push.txt", "moriio": "moriio-write.txt", "sglang": "sglang.txt", "trtllm": "trtllm.txt", "trtllm-generation-first": "trtllm-generation-first.txt",
+// matrixTables are the tables of e2e/matrix. Protocols without one have no simulated engine there.
+var matrixTables = []struct {
+	protocol string
+	mode     string // "": the protocol has one
+	name     string // in rows.txt
+	file     string
+}{
+	{"nixlv2", "", "nixlv2", "matrix.txt"}, {"nixl-push", "", "push", "push.txt"}, {"sglang", "", "sglang", "sglang.txt"},
+	{"moriio", "read", "moriio-read", "moriio-read.txt"}, {"moriio", "write", "moriio-write", "moriio-write.txt"},
+	{"trtllm", "", "trtllm", "trtllm.txt"}, {"trtllm-generation-first", "", "trtllm-generation-first", "trtllm-generation-first.txt"},
+}
+
+// titled returns the name of a protocol with its mode, if it has several.
+func titled(protocol, mode string) string {
+	if mode == "" {
+		return "`" + protocol + "`"
+	}
+	return "`" + protocol + "` (" + mode + ")"
 }
 
 // example is a request with one feature.
@@ -77,10 +95,7 @@ func splitTable(t *testing.T) string {
 		fmt.Fprintf(&b, " `%s` |", row.Name)
 	}
 	b.WriteString("\n|---|---|" + strings.Repeat("---|", len(dialect.Table)) + "\n")
-	real, simulated := realCases(t), map[string]string{}
-	for name, file := range matrixFiles {
-		simulated[name] = matrixHead(t, file)
-	}
+	real, simulated := realCases(t), readMatrixRows(t)
 	for _, e := range examples() {
 		fmt.Fprintf(&b, "| %s | %s |", e.api, e.feature)
 		for _, row := range dialect.Table {
@@ -90,7 +105,7 @@ func splitTable(t *testing.T) string {
 				switch {
 				case slices.Contains(real[row.Name], e.seen):
 					what += " ●"
-				case e.seen == plainCase && strings.Contains(simulated[row.Name], e.api.String()):
+				case e.seen == plainCase && simulated.have(row.Name, e.api):
 					what += " ○"
 				}
 			}
@@ -151,33 +166,128 @@ func matrixText(t *testing.T, file string) string {
 	return string(text)
 }
 
-// matrixHead returns the sentence of a table that says which calls it is for; "" if it does not say.
-func matrixHead(t *testing.T, file string) string {
+// matrixRows is how many rows of e2e/matrix there are, by protocol, API, form of answer and state of the request.
+type matrixRows map[[4]string]int
+
+func readMatrixRows(t *testing.T) matrixRows {
 	t.Helper()
-	_, rest, found := strings.Cut(strings.ReplaceAll(matrixText(t, file), "\n", " "), "streams and whole answers, for ")
-	sentence, _, ends := strings.Cut(rest, ", unless")
-	if !found || !ends {
-		return ""
+	rows := matrixRows{}
+	for line := range strings.Lines(matrixText(t, "rows.txt")) {
+		key, count, ok := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
+		fields := strings.Split(key, ", ")
+		n, err := strconv.Atoi(count)
+		if !ok || err != nil || len(fields) != 4 {
+			t.Fatalf("rows.txt: not read: %s", line)
+		}
+		rows[[4]string(fields)] = n
 	}
-	return sentence
+	return rows
+}
+
+// forms are the forms of an answer, as rows.txt names them.
+var forms = []string{"whole", "stream"}
+
+// have reports whether there are rows for an API, in each mode of a protocol.
+func (r matrixRows) have(protocol string, api pd.API) bool {
+	modes := 0
+	for _, table := range matrixTables {
+		if table.protocol != protocol {
+			continue
+		}
+		modes++
+		if r.of(table.name, api, forms[0])+r.of(table.name, api, forms[1]) == 0 {
+			return false
+		}
+	}
+	return modes > 0
+}
+
+// of counts the rows of all states.
+func (r matrixRows) of(name string, api pd.API, form string) (n int) {
+	for _, state := range states {
+		n += r[[4]string{name, api.String(), form, state}]
+	}
+	return n
+}
+
+// states are those of a request in e2e/matrix, in their order.
+var states = []string{"received", "prefilling", "handed off", "before the headers", "before the first event", "streaming"}
+
+// simulatedTable shows how many failures are run with each protocol, API and form of answer, by the state of the request.
+func simulatedTable(t *testing.T) string {
+	t.Helper()
+	rows := readMatrixRows(t)
+	var b strings.Builder
+	b.WriteString("\n| Protocol | Call | Answer | " + strings.Join(states, " | ") + " |\n|---|---|---|" + strings.Repeat("---|", len(states)) + "\n")
+	for _, table := range matrixTables {
+		lines := 0
+		for _, api := range pd.GenerateAPIs() {
+			for _, form := range forms {
+				if rows.of(table.name, api, form) == 0 {
+					continue
+				}
+				lines++
+				fmt.Fprintf(&b, "| %s | %s | %s |", titled(table.protocol, table.mode), api, form)
+				for _, state := range states {
+					if n := rows[[4]string{table.name, api.String(), form, state}]; n > 0 {
+						fmt.Fprintf(&b, " %d ○ |", n)
+					} else {
+						b.WriteString(" |")
+					}
+				}
+				b.WriteString("\n")
+			}
+		}
+		if lines == 0 {
+			t.Errorf("rows.txt has no row of %s", table.name)
+		}
+	}
+	return b.String() + "\n"
+}
+
+// realTable shows which cases of the suites that several protocols share run on whose real engines.
+func realTable(t *testing.T) string {
+	t.Helper()
+	real := realCases(t)
+	var cases []string
+	sharing := map[string]int{}
+	for _, row := range dialect.Table {
+		for _, name := range real[row.Name] {
+			if sharing[name]++; sharing[name] == 2 {
+				cases = append(cases, name)
+			}
+		}
+	}
+	slices.Sort(cases)
+	var b strings.Builder
+	b.WriteString("\n| Case |")
+	for _, row := range dialect.Table {
+		fmt.Fprintf(&b, " `%s` |", row.Name)
+	}
+	b.WriteString("\n|---|" + strings.Repeat("---|", len(dialect.Table)) + "\n")
+	for _, name := range cases {
+		fmt.Fprintf(&b, "| %s |", name)
+		for _, row := range dialect.Table {
+			if slices.Contains(real[row.Name], name) {
+				b.WriteString(" ● |")
+			} else {
+				b.WriteString(" |")
+			}
+		}
+		b.WriteString("\n")
+	}
+	return b.String() + "\n"
 }
 
 // failureTables shows the tables of e2e/matrix by state: what a client gets if the prefill candidate that fails is the last one.
 func failureTables(t *testing.T) string {
-	var states []string
 	failures := map[string][]string{}             // by state
 	outcomes := map[[2]string]map[string]string{} // by state and failure, then by protocol
 	var protocols []string
-	for _, row := range dialect.Table {
-		file, ok := matrixFiles[row.Name]
-		if !ok {
-			continue
-		}
-		protocols = append(protocols, row.Name)
-		for state, blocks := range matrixStates(t, file) {
-			if !slices.Contains(states, state) {
-				states = append(states, state)
-			}
+	for _, table := range matrixTables {
+		protocol := titled(table.protocol, table.mode)
+		protocols = append(protocols, protocol)
+		for state, blocks := range matrixStates(t, table.file) {
 			for _, block := range blocks {
 				for _, failure := range block.failures {
 					key := [2]string{state, failure}
@@ -185,20 +295,19 @@ func failureTables(t *testing.T) string {
 						outcomes[key] = map[string]string{}
 						failures[state] = append(failures[state], failure)
 					}
-					outcomes[key][row.Name] = block.outcome
+					outcomes[key][protocol] = block.outcome
 				}
 			}
 		}
 	}
-	order := []string{"received", "prefilling", "handed off", "before the headers", "before the first event", "streaming"}
 	var b strings.Builder
-	for _, state := range order {
-		if !slices.Contains(states, state) {
+	for _, state := range states {
+		if len(failures[state]) == 0 {
 			t.Fatalf("no table has the state %s", state)
 		}
 		fmt.Fprintf(&b, "\n### State: %s\n\n| Failure |", state)
 		for _, p := range protocols {
-			fmt.Fprintf(&b, " `%s` |", p)
+			fmt.Fprintf(&b, " %s |", p)
 		}
 		b.WriteString("\n|---|" + strings.Repeat("---|", len(protocols)) + "\n")
 		slices.Sort(failures[state])
@@ -311,10 +420,13 @@ func suiteTable(t *testing.T) string {
 	b.WriteString("\n| Protocol | Engine | Simulated engines | Real engines: cases |\n|---|---|---|---|\n")
 	real := realCases(t)
 	for _, row := range dialect.Table {
-		simulated := "none"
-		if file, ok := matrixFiles[row.Name]; ok {
-			simulated = "[" + file + "](../e2e/matrix/testdata/" + file + ")"
+		var files []string
+		for _, table := range matrixTables {
+			if table.protocol == row.Name {
+				files = append(files, "["+table.file+"](../e2e/matrix/testdata/"+table.file+")")
+			}
 		}
+		simulated := cmp.Or(strings.Join(files, ", "), "none")
 		cases := strings.Join(real[row.Name], ", ")
 		if cases == "" {
 			cases = "none"

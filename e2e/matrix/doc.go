@@ -12,5 +12,5 @@
 //
 // SGLang's protocol is run with its own simulated engines, whose table is testdata/sglang.txt.
 //
-// go test -run TestMatrixText -update ./e2e/matrix writes the files anew.
+// go test -run 'TestMatrixText|TestRowsText' -update ./e2e/matrix writes the files anew.
 package matrix

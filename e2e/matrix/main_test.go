@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-var update = flag.Bool("update", false, "write testdata/matrix.txt anew")
+var update = flag.Bool("update", false, "write the files in testdata anew")
 
 // atOnce is how many rows run in parallel: they wait far more than they compute.
 const atOnce = "24"

@@ -1,7 +1,9 @@
 package matrix
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -26,6 +28,41 @@ func TestMatrixText(t *testing.T) {
 		if string(have) != text {
 			t.Errorf("%s differs from the tables; write it anew with -update. The tables say:\n%s", p.text, text)
 		}
+	}
+}
+
+// rowsFile has a line for each protocol, API, form of answer and state of the request: how many rows there are, all of which TestMatrix runs.
+// docs/protocols.md shows it.
+const rowsFile = "testdata/rows.txt"
+
+// TestRowsText checks that the file has the rows that there are.
+func TestRowsText(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the short form of the tests has fewer rows")
+	}
+	count := map[string]int{}
+	for _, r := range rows() {
+		f := whole
+		if r.stream {
+			f = stream
+		}
+		count[fmt.Sprintf("%s, %s, %s, %s", cmp.Or(r.protocol.name, "nixlv2"), r.api, f, r.state)]++
+	}
+	var b strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(count)) {
+		fmt.Fprintf(&b, "%s: %d\n", key, count[key])
+	}
+	if *update {
+		if err := os.WriteFile(rowsFile, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(rowsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(have) != b.String() {
+		t.Errorf("%s does not have the rows that TestMatrix runs; write it anew with -update. They are:\n%s", rowsFile, b.String())
 	}
 }
 
