@@ -120,7 +120,8 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 		stage = laneSplit
 	}
 	s, epoch := g.pool.Snapshot(), g.now()
-	if saturation, ok := g.readings[stage].Load().again(s, epoch, below); ok {
+	before := g.readings[stage].Load()
+	if saturation, ok := before.again(s, epoch, below); ok {
 		return saturation
 	}
 	now, others := epoch.began, 0
@@ -146,7 +147,7 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	case len(all) > 0:
 		share(all, epp.InFlight{Requests: pending.Requests * (1 + others), Tokens: pending.Tokens * (1 + others)})
 		saturation = g.detector.Saturation(now, all)
-		g.readings[stage].Store(&reading{snapshot: s, epoch: epoch, saturation: saturation, step: g.step(all) * float64(1+others)})
+		g.replace(stage, before, &reading{snapshot: s, epoch: epoch, saturation: saturation, step: g.step(all) * float64(1+others)})
 	case split:
 		saturation = 0
 	}
@@ -154,6 +155,17 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	*reused = all
 	candidates.Put(reused)
 	return saturation
+}
+
+// replace makes a reading the one that is used again, unless another one was made since the one before. By that, requests may have passed
+// which this one does not show: they would pass again. The request that has measured this one counts for the other.
+func (g *PoolGate) replace(stage lane, before, now *reading) {
+	if g.readings[stage].CompareAndSwap(before, now) {
+		return
+	}
+	if other := g.readings[stage].Load(); other != nil {
+		other.used.Add(1)
+	}
 }
 
 // step returns by how much one more request raises the saturation of candidates at most.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -234,4 +235,46 @@ func TestReadingsAreReused(t *testing.T) {
 			}
 		}
 	})
+}
+
+// slow is a steps whose first measurement takes until release is closed.
+type slow struct {
+	steps
+	began, release chan struct{}
+	next           *atomic.Bool // the first one has begun
+}
+
+func (d slow) Saturation(now time.Time, c []epp.Candidate) float64 {
+	saturation := d.steps.Saturation(now, c)
+	if !d.next.Swap(true) {
+		close(d.began)
+		<-d.release
+	}
+	return saturation
+}
+
+// TestLateReading: a request that has measured an empty pool, and was held up until others had filled it, does not have more pass.
+func TestLateReading(t *testing.T) {
+	const most = 20
+	asked := 0
+	d := slow{steps{perEndpoint{most, &asked}}, make(chan struct{}), make(chan struct{}), new(atomic.Bool)}
+	p := newFixed(0, "decode")
+	g := p.gate(d)
+	late := make(chan float64)
+	go func() { late <- g.Saturation(false, epp.InFlight{}, 1) }()
+	<-d.began
+	passed := 0
+	for range 2 * most {
+		if g.Saturation(false, epp.InFlight{}, 1) < 1 {
+			epp.ReserveAnyway(epp.Claim{Endpoint: p.snapshot.Endpoints[0], Add: epp.InFlight{Requests: 1}})
+			passed++
+		}
+	}
+	close(d.release)
+	if got := <-late; got != 0 || passed != most {
+		t.Fatalf("the late request measured %v, and %d requests passed, want 0 and %d", got, passed, most)
+	}
+	if got := g.Saturation(false, epp.InFlight{}, 1); got < 1 {
+		t.Errorf("the saturation is %v after %d requests of %d", got, passed, most)
+	}
 }
