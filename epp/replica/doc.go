@@ -25,7 +25,7 @@
 //
 // # What it does not do
 //
-// The package elects no leader and agrees on nothing: of n replicas, n-1 may each send one request more than a limit of concurrency allows,
+// The package elects no leader and agrees on nothing: of n replicas, n-1 may each send one or two requests more than a limit of concurrency allows,
 // for an instant. It does not tell what KV events say, which every replica hears itself, nor sessions, nor which requests wait. It sends no text of
 // prompts. It finds no replicas but by the names that it is given.
 package replica

@@ -43,7 +43,7 @@ func (x *Exchange) settle(ctx context.Context) {
 	tick := time.NewTimer(x.every())
 	defer tick.Stop()
 	var of []*epp.Endpoint
-	var before []epp.InFlight
+	var one, two []epp.InFlight // one and two ticks ago
 	for {
 		select {
 		case <-ctx.Done():
@@ -57,16 +57,17 @@ func (x *Exchange) settle(ctx context.Context) {
 		}
 		heard := false
 		if endpoints := x.o.Pool.Snapshot().Endpoints; !slices.Equal(endpoints, of) {
-			of, before = endpoints, make([]epp.InFlight, len(endpoints))
+			of, one = endpoints, make([]epp.InFlight, len(endpoints))
 			for i, e := range of {
-				before[i] = e.Own()
+				one[i] = e.Own()
 			}
+			two = slices.Clone(one)
 		}
 		for i, e := range of {
 			unheard := e.Untold()
-			e.SetTold(before[i])
+			e.SetTold(two[i])
 			heard = heard || unheard != (epp.InFlight{}) && e.Untold() != unheard
-			before[i] = e.Own()
+			two[i], one[i] = one[i], e.Own()
 		}
 		if heard && x.o.Heard != nil {
 			x.o.Heard()
