@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -44,8 +45,7 @@ func testFuzz(t *testing.T, p *pair) {
 	f := &fuzzer{pair: p, random: rand.New(rand.NewPCG(seed, 0))}
 	repeat := fmt.Sprintf("-connectors.only='^(%s)$' -connectors.fuzz=%v -connectors.seed=%d", p.name, *fuzzTime, seed)
 	s := p.sidecar(t, p.decode.Address())
-	liar := newLiar(t, p.prefill.Address())
-	rounds, sent, refused := 0, 0, 0
+	rounds, sent, refused, damaged := 0, 0, 0, 0
 	for began := time.Now(); time.Since(began) < *fuzzTime || *fuzzTime == 0 && rounds < fuzzRounds; rounds++ {
 		api, stream := harness.SplitAPIs()[f.below(len(harness.SplitAPIs()))], f.below(2) == 0
 		c := newCall(api, 40+f.below(200), 4, stream)
@@ -61,8 +61,16 @@ func testFuzz(t *testing.T, p *pair) {
 		}
 
 		body = f.bytes(c.Body(realengine.Model))
-		got, err := c.Remote(p.prefill.Address()).SendBody(harness.Within(t), s, body)
-		must(t, err)
+		patience := harness.Patience
+		if !limited(body, c.Tokens) { // the answer may be as long as the engine can make it: the client leaves it
+			patience = endlessFor
+		}
+		ctx, leave := context.WithTimeout(t.Context(), patience)
+		got, err := c.Remote(p.prefill.Address()).SendBody(ctx, s, body)
+		leave()
+		if err != nil && (patience != endlessFor || !errors.Is(err, context.DeadlineExceeded)) {
+			t.Fatalf("%s\n%s %q: %v", repeat, api, body, err)
+		}
 		if sent++; got.Status >= http.StatusInternalServerError {
 			if plain, err := c.SendBody(harness.Within(t), p.plain.Address(), body); err != nil || plain.Status < http.StatusInternalServerError {
 				t.Errorf("%s\n%s %q\nis answered %d %s, the plain engine says %d %v", repeat, api, body, got.Status, got.Body, plain.Status, err)
@@ -73,31 +81,36 @@ func testFuzz(t *testing.T, p *pair) {
 		}
 
 		var lie atomic.Pointer[string]
-		liar.damage.Store(new(func(answer []byte) []byte {
+		liar := startLiar(t, p.prefill.Address(), func(answer []byte) []byte {
 			answer = f.answer(answer)
 			lie.Store(new(string(answer)))
 			return answer
-		}))
+		})
 		began := time.Now()
-		got, err = newCall(api, 40+f.below(200), 4, stream).Remote(liar.addr).Send(harness.Within(t), s, realengine.Model)
+		got, err = newCall(api, 40+f.below(200), 4, stream).Remote(liar.Listener.Addr().String()).Send(harness.Within(t), s, realengine.Model)
 		if sent++; err != nil {
 			t.Errorf("%s\n%s: after %v: %v", repeat, api, time.Since(began), err)
 		}
 		if got.Status != http.StatusOK {
 			refused++
 		}
-		liar.damage.Store(nil)
+		liar.Close()
+		text := lie.Load()
+		if text != nil {
+			damaged++
+		}
 		if p.prefill.Exited() || p.decode.Exited() || t.Failed() {
-			if text := lie.Load(); text != nil {
+			if text != nil {
 				t.Logf("prefill has answered %s", *text)
 			}
 			t.Fatalf("%s: ended in round %d", repeat, rounds)
 		}
 	}
 	rest := p.mustRest(t, max(p.engines.Lease, abort)+10*time.Second)
-	fmt.Printf("       %s: %d rounds of 4 requests, %d of which were refused, in rest after %d ms, seed %d\n", p.name, rounds, refused, rest.Milliseconds(), seed)
-	if sent != 4*rounds {
-		t.Errorf("%d requests in %d rounds", sent, rounds)
+	fmt.Printf("       %s: %d rounds of 4 requests, %d of which were refused and %d got a damaged answer of prefill, in rest after %d ms, seed %d\n",
+		p.name, rounds, refused, damaged, rest.Milliseconds(), seed)
+	if sent != 4*rounds || damaged == 0 {
+		t.Errorf("%d requests in %d rounds, %d with a damaged answer", sent, rounds, damaged)
 	}
 	for _, stream := range []bool{false, true} { // the pair still hands over
 		c := newCall(pd.APICompletions, 100, 8, stream)
@@ -105,6 +118,23 @@ func testFuzz(t *testing.T, p *pair) {
 		mustEqual(t, c, got, p.want(t, c))
 		mustBe(t, got, pd.Remote)
 	}
+}
+
+// endlessFor is how long a client reads an answer of which the damage has removed the limit.
+const endlessFor = 5 * time.Second
+
+// limited reports whether a body still has its limit of tokens. One that is not JSON has: it is refused.
+func limited(body []byte, tokens int) bool {
+	var has struct {
+		Tokens   int `json:"max_tokens"`
+		Output   int `json:"max_output_tokens"`
+		Sampling struct {
+			Tokens int `json:"max_tokens"`
+		} `json:"sampling_params"`
+	}
+	err := json.Unmarshal(body, &has)
+	var other *json.UnmarshalTypeError
+	return err != nil && !errors.As(err, &other) || slices.Contains([]int{has.Tokens, has.Output, has.Sampling.Tokens}, tokens)
 }
 
 // fuzzer makes random bodies. Its methods may be called by several goroutines.
@@ -233,15 +263,10 @@ func (f *fuzzer) value(depth int) any {
 	return object
 }
 
-// liar passes requests on to a prefill engine, and damages its answers.
-type liar struct {
-	addr   string
-	damage atomic.Pointer[func(answer []byte) []byte] // nil: they are passed on as they are
-}
-
-func newLiar(t *testing.T, engine string) *liar {
+// startLiar serves a proxy of a prefill engine, which damages the engine's answers. The sidecar remembers for a while that an engine's answer
+// was another protocol's, so each round has a liar at another port.
+func startLiar(t *testing.T, engine string, damage func(answer []byte) []byte) *httptest.Server {
 	t.Helper()
-	l := &liar{}
 	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: engine})
 	proxy.Transport = &http.Transport{DisableKeepAlives: true}
 	proxy.ErrorHandler = func(w http.ResponseWriter, r *http.Request, err error) {
@@ -251,21 +276,19 @@ func newLiar(t *testing.T, engine string) *liar {
 		w.WriteHeader(http.StatusBadGateway)
 	}
 	proxy.ModifyResponse = func(resp *http.Response) error {
-		damage := l.damage.Load()
-		if damage == nil || resp.Request.Method != http.MethodPost || resp.StatusCode != http.StatusOK || !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
+		if resp.Request.Method != http.MethodPost || resp.StatusCode != http.StatusOK || !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
 			return nil
 		}
 		text, err := io.ReadAll(resp.Body)
 		if err != nil {
 			return err
 		}
-		text = (*damage)(text)
+		text = damage(text)
 		resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
 		resp.Header.Set("Content-Length", strconv.Itoa(len(text)))
 		return nil
 	}
 	server := httptest.NewServer(proxy)
 	t.Cleanup(server.Close)
-	l.addr = server.Listener.Addr().String()
-	return l
+	return server
 }

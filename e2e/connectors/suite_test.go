@@ -58,6 +58,7 @@ var suites = []suite{
 		{"several answers", testSeveral},
 		{"hostile bodies", testHostile},
 		{"refused", testRefused},
+		{"fuzz", testFuzz},
 		{"prefill killed", testFilesPrefillKilled},
 	}},
 	{"mooncake", vllm.Options{Connector: vllm.Mooncake, Abort: abort}, []string{"--kv-connector=mooncake"}, []pairCase{
