@@ -103,6 +103,7 @@ var suites = []suite{
 		{"several answers", testSeveral},
 		{"hostile bodies", testHostile},
 		{"client gone", testClientGone},
+		{"fuzz", testFuzz},
 	}},
 	{"pulls", vllm.Options{Connector: vllm.Multi, Second: vllm.Offloading, Lease: 10 * time.Second}, []string{"--kv-connector=nixlv2", "--enable-p2p-pull", "--lease=10s"}, []pairCase{
 		{"answers", testAnswers},
