@@ -42,6 +42,8 @@ func TestEnvoyBootstrap(t *testing.T) {
 		"encoders":       append(slices.Clone(common), "--pool-tls", "--pool-ca=/etc/envoy-pool/ca.crt"),
 		"batch":          append(slices.Clone(common), "--cert-path=/etc/envoy-tls", "--cert-file=/etc/envoy/certificate.yaml", "--otlp=collector:4317", "--trace-ratio=0.1"),
 		"canary":         append(slices.Clone(small), "--canary=next-tandem-proxy.models.svc:80", "--canary-percent=2"),
+		"mtls": append(slices.Clone(common), "--epp-ca=/etc/envoy-epp/ca.crt", "--epp-server-name=demo-tandem-epp.models.svc", "--pool-tls",
+			"--pool-ca=/etc/envoy-pool/ca.crt", "--client-cert-path=/etc/envoy-client", "--client-cert-file=/etc/envoy/client-certificate.yaml"),
 		"tls": append(slices.Clone(common), "--cert-path=/etc/envoy-tls", "--cert-file=/etc/envoy/certificate.yaml",
 			"--epp-ca=/etc/envoy-epp/ca.crt", "--epp-server-name=demo-tandem-epp.models.svc", "--pool-tls",
 			"--pool-ca=/etc/envoy-pool/ca.crt", "--otlp=collector:4317", "--trace-ratio=0.1", "--http-filters=testdata/http-filters.yaml"),
@@ -58,9 +60,10 @@ func TestEnvoyBootstrap(t *testing.T) {
 			}
 			bootstrap := data(t, all.named(t, "ConfigMap", "-proxy"), "envoy.yaml")
 			sameYAML(t, bootstrap, envoyConfig(t, flags...))
-			if name == "tls" {
-				sameYAML(t, data(t, all.named(t, "ConfigMap", "-proxy"), "certificate.yaml"),
-					envoyConfig(t, append(flags, "--write=certificate")...))
+			for of, what := range map[string][2]string{"tls": {"certificate.yaml", "certificate"}, "mtls": {"client-certificate.yaml", "client-certificate"}} {
+				if name == of {
+					sameYAML(t, data(t, all.named(t, "ConfigMap", "-proxy"), what[0]), envoyConfig(t, append(flags, "--write="+what[1])...))
+				}
 			}
 			validate(t, all, bootstrap)
 		})

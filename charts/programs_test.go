@@ -10,12 +10,14 @@ import (
 	"maps"
 	"math/big"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -164,7 +166,23 @@ func mount(t *testing.T, all objects, pod *unstructured.Unstructured, container 
 	for _, place := range slices.Backward(slices.Sorted(maps.Keys(places))) { // the longer of two that begin alike first
 		pairs = append(pairs, place, places[place])
 	}
-	return strings.NewReplacer(pairs...)
+	files := strings.NewReplacer(pairs...)
+	for _, dir := range places {
+		configs, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range configs { // which name other files of the pod
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, []byte(files.Replace(string(text))), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return files
 }
 
 // queues are the message queues of a batch server.
@@ -175,7 +193,7 @@ func fill(t *testing.T, all objects, volume map[string]any) string {
 	t.Helper()
 	files := map[string]string{}
 	if of, found, _ := unstructured.NestedString(volume, "configMap", "name"); found {
-		files["ca.crt"], files["queues.yaml"] = certificate(t)["ca.crt"], queues // of ConfigMaps that the user makes
+		files["ca.crt"], files["queues.yaml"] = authority().issue()["ca.crt"], queues // of ConfigMaps that the user makes
 		for _, o := range all.of("ConfigMap") {
 			if o.GetName() == of {
 				files, _, _ = unstructured.NestedStringMap(o.Object, "data")
@@ -183,12 +201,15 @@ func fill(t *testing.T, all objects, volume map[string]any) string {
 		}
 	}
 	if _, found := volume["secret"]; found {
-		files = certificate(t)
-		files["VLLM_API_KEY"], files["key"], files["address"] = "swordfish", "swordfish", "swordfish"
+		files = authority().issue()
+		files["VLLM_API_KEY"], files["key"], files["address"] = "swordfish", "swordfish-swordfish", "swordfish"
 		files["secret"], files["queues.yaml"] = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", queues
 	}
 	if len(files) == 0 {
 		return ""
+	}
+	if chosen := items(t, volume); chosen != nil {
+		maps.DeleteFunc(files, func(name, _ string) bool { return !slices.Contains(chosen, name) })
 	}
 	dir := t.TempDir()
 	for name, text := range files {
@@ -199,24 +220,73 @@ func fill(t *testing.T, all objects, volume map[string]any) string {
 	return dir
 }
 
-// certificate makes a certificate that signs itself, with its key, under the names that a Secret has them by.
-func certificate(t *testing.T) map[string]string {
+// items returns the keys that a volume has of its Secret or ConfigMap, nil for all. None of the chart's has another name as a file.
+func items(t *testing.T, volume map[string]any) (keys []string) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
-	if err != nil {
-		t.Fatal(err)
+	for _, kind := range []string{"secret", "configMap"} {
+		list, _, err := unstructured.NestedSlice(volume, kind, "items")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, item := range list {
+			if of := item.(map[string]any); of["key"] == of["path"] {
+				keys = append(keys, of["key"].(string))
+			}
+		}
 	}
-	draft := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true,
-		BasicConstraintsValid: true, NotAfter: time.Now().Add(time.Hour)}
-	signed, err := x509.CreateCertificate(crand.Reader, draft, draft, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
+	return keys
+}
+
+// signer is an authority that signs certificates.
+type signer struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pool *x509.CertPool // with its own certificate only
+}
+
+// authority has signed what is in all Secrets, and is in all ConfigMaps that have one.
+var authority = sync.OnceValue(newAuthority)
+
+func newAuthority() *signer {
+	s := &signer{key: newKey(), pool: x509.NewCertPool()}
+	draft := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign, NotAfter: time.Now().Add(time.Hour)}
+	var err error
+	if s.cert, err = x509.ParseCertificate(sign(draft, draft, s.key, s.key)); err != nil {
+		panic(err) // of bytes that crypto/x509 has made
 	}
+	s.pool.AddCert(s.cert)
+	return s
+}
+
+// issue makes a certificate for the programs of a release that runs on loopback, with its key, under the names that a Secret has them by.
+func (s *signer) issue() map[string]string {
+	key := newKey()
+	draft := &x509.Certificate{SerialNumber: big.NewInt(2), DNSNames: []string{"demo-tandem-epp.models.svc"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
+	signed := sign(draft, s.cert, key, s.key)
 	private, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
-		t.Fatal(err)
+		panic(err) // of a key that crypto/ecdsa has made
 	}
-	crt := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed}))
-	return map[string]string{"tls.crt": crt, "ca.crt": crt,
-		"tls.key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}))}
+	text := func(kind string, der []byte) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
+	}
+	return map[string]string{"tls.crt": text("CERTIFICATE", signed), "ca.crt": text("CERTIFICATE", s.cert.Raw), "tls.key": text("PRIVATE KEY", private)}
+}
+
+func newKey() *ecdsa.PrivateKey {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
+	if err != nil {
+		panic(err) // the system's random numbers do not fail
+	}
+	return key
+}
+
+func sign(draft, parent *x509.Certificate, key, by *ecdsa.PrivateKey) []byte {
+	der, err := x509.CreateCertificate(crand.Reader, draft, parent, &key.PublicKey, by)
+	if err != nil {
+		panic(err) // drafts are constant but for their times
+	}
+	return der
 }

@@ -41,13 +41,19 @@ func (s *Server) makeRanks(t Telemetry) []*rank {
 // legs returns the legs of the first rank, for what is the same of all.
 func (s *Server) legs() *handoff.Legs { return s.ranks[0].legs }
 
-// healthy fails if a rank of the local engine does not answer. They are asked at the same time, because probes have little time.
+// healthy fails if a rank of the local engine does not answer.
 func (s *Server) healthy(ctx context.Context) error {
+	return s.everyRank(func(e transport.Engine) error { return e.Healthy(ctx) })
+}
+
+// everyRank asks all ranks of the local engine, and joins what is wrong with them. They are asked at the same time, because probes have
+// little time.
+func (s *Server) everyRank(ask func(transport.Engine) error) error {
 	errs := make([]error, len(s.ranks))
 	var asking sync.WaitGroup
 	for i, r := range s.ranks {
 		asking.Go(func() {
-			if err := r.engine.Healthy(ctx); err != nil {
+			if err := ask(r.engine); err != nil {
 				errs[i] = fmt.Errorf("asking the decode engine%s: %w", s.nameRank(i), err)
 			}
 		})

@@ -299,6 +299,19 @@ func (s *Server) Ready() error {
 	return s.healthy(ctx)
 }
 
+// EngineReady returns why the local engine should get no requests now, or nil. Unlike Ready it does not depend on what the sidecar is
+// to do.
+func (s *Server) EngineReady(ctx context.Context) error { return s.healthy(ctx) }
+
+// EngineLive returns why the local engine should be started again, or nil: a rank of it fails /health. SGLang's engines generate a token
+// for that, so the answer may take seconds.
+func (s *Server) EngineLive(ctx context.Context) error {
+	return s.everyRank(func(e transport.Engine) error {
+		e.HealthPath = pathHealth
+		return e.Healthy(ctx)
+	})
+}
+
 // decodeEngine returns a rank of the local engine.
 func (s *Server) decodeEngine(rank int) transport.Engine {
 	return transport.Engine{Transport: s.local, URL: s.cfg.Engine.url(rank), HealthPath: s.healthPath()}

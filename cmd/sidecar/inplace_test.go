@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -117,6 +118,55 @@ func TestMetricsOverTLS(t *testing.T) {
 		if answer.TLS != nil && answer.TLS.PeerCertificates[0].SerialNumber.Int64() != 7 {
 			t.Errorf("%s shows another certificate: %v", url, answer.TLS.PeerCertificates[0].SerialNumber)
 		}
+	}
+}
+
+// TestEngineProbes: kubelets, which have no certificate for the data port, read on the metrics port whether the engine is ready and lives.
+func TestEngineProbes(t *testing.T) {
+	const up, down = http.StatusOK, http.StatusServiceUnavailable
+	for _, c := range []struct {
+		name, connector string
+		health, ready   int // of the engine
+		livez, readyz   int // want
+	}{
+		{"vLLM", "nixlv2", up, http.StatusNotFound, up, up},
+		{"vLLM that loads", "nixlv2", down, http.StatusNotFound, down, down},
+		{"SGLang", "sglang", up, up, up, up},
+		{"SGLang with a scheduler that hangs", "sglang", down, up, down, up},
+		{"SGLang that loads", "sglang", up, down, up, down},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				switch r.URL.Path {
+				case "/health":
+					w.WriteHeader(c.health)
+				case "/ready":
+					w.WriteHeader(c.ready)
+				}
+			}))
+			defer engine.Close()
+			at, err := url.Parse(engine.URL)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			boottest.KeyPair(t, dir, 7)
+			addresses, end := serving(t, []string{"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
+				"--model-server-port=" + at.Port(), "--kv-connector=" + c.connector, "--secure-serving", "--cert-path=" + dir,
+				"--client-ca=" + filepath.Join(dir, "tls.crt")})
+			defer end()
+			defer http.DefaultClient.CloseIdleConnections()
+			for path, want := range map[string]int{"/engine/livez": c.livez, "/engine/readyz": c.readyz} {
+				answer, err := http.Get("http://" + addresses["metrics"] + path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				answer.Body.Close()
+				if answer.StatusCode != want {
+					t.Errorf("%s: %s, want %d", path, answer.Status, want)
+				}
+			}
+		})
 	}
 }
 

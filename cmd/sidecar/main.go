@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/netdev"
 	"github.com/tandem-serving/tandem/sidecar"
@@ -40,7 +42,7 @@ type listen struct {
 	Secure  bool   `flag:"secure-serving" alias:"secure-proxy" help:"serve the data port over TLS (llm-d's default is true, ours is plaintext)"`
 	CertDir string `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key; empty: self-signed"`
 	TLS     boot.Handshake
-	Metrics int `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
+	Metrics int `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz; /engine/livez and /engine/readyz are those of the engine"`
 	Scrapes boot.MetricsTLS
 	Admin   string `flag:"admin-address" arg:"HOST:PORT" help:"what happened to the latest requests (/debug/requests), profiles; keep it on loopback"`
 	// BodyLimit and BufferLimit are here because the command line spells them with units (64MiB).
@@ -200,7 +202,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return err
 	}
 	p := process{log: log, server: server, data: data, ports: ports, operations: []boot.Service{
-		{Name: "metrics", Listener: ports.metrics, Handler: boot.Operations(metrics, readiness(server, pods)), TLS: scrapes},
+		{Name: "metrics", Listener: ports.metrics, Handler: operations(metrics, server, pods), TLS: scrapes},
 		{Name: "admin", Listener: ports.admin, Handler: admin(server)},
 	}}
 	return p.serve(ctx, std)
@@ -239,6 +241,24 @@ func readiness(server *sidecar.Server, pods *podwatch.Watch) func() error {
 		}
 		return server.Ready()
 	}
+}
+
+// operations serves metrics and probes: those of the sidecar, and as /engine/readyz and /engine/livez those of the engine, for kubelets
+// that cannot ask it. It may listen on loopback only, and they have no client certificate, which the data port may demand.
+func operations(metrics prometheus.Gatherer, server *sidecar.Server, pods *podwatch.Watch) http.Handler {
+	mux := boot.Operations(metrics, readiness(server, pods))
+	for path, ask := range map[string]func(context.Context) error{"readyz": server.EngineReady, "livez": server.EngineLive} {
+		mux.HandleFunc("GET /engine/"+path, func(w http.ResponseWriter, r *http.Request) {
+			ctx, cancel := context.WithTimeout(r.Context(), engineTimeout)
+			defer cancel()
+			if err := ask(ctx); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+			fmt.Fprintln(w, "ok")
+		})
+	}
+	return mux
 }
 
 // admin serves the pages that only the pod's operator may see.
@@ -288,6 +308,8 @@ const (
 	headerBytes = 64 << 10
 	// idleTimeout is longer than gateways keep a connection idle, so that they close it, not the sidecar.
 	idleTimeout = 5 * time.Minute
+	// engineTimeout bounds the wait for an engine's answer to a probe. Kubelets have their own, and leave sooner.
+	engineTimeout = 10 * time.Second
 	// shutdownTimeout bounds passed-through calls, which the drain does not wait for.
 	shutdownTimeout = 5 * time.Second
 )

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -29,7 +30,8 @@ type Source struct {
 	InsecureSkipVerify bool `yaml:"insecureSkipVerify"`
 	// CACertPath is a PEM file of the authorities to trust instead of the system's. It needs InsecureSkipVerify to be false.
 	CACertPath string `yaml:"caCertPath"`
-	// ClientCertPath is a PEM file of the certificate that the picker shows to endpoints. Default "": it shows none.
+	// ClientCertPath is a PEM file of the certificate that the picker shows to endpoints. It is read again for each connection, so that a
+	// renewed one is used. Default "": the picker shows none.
 	ClientCertPath string `yaml:"clientCertPath"`
 	// ClientKeyPath is a PEM file of the key of ClientCertPath.
 	ClientKeyPath string `yaml:"clientKeyPath"`
@@ -107,9 +109,22 @@ func (s *Source) tls() (*tls.Config, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.Certificates = []tls.Certificate{pair}
+		c.GetClientCertificate = renewed(s.ClientCertPath, s.ClientKeyPath, &pair)
 	}
 	return c, nil
+}
+
+// renewed returns the certificate and key that the files have at each handshake, and the last ones that could be read while the files
+// cannot be: they are replaced one after the other. Handshakes are rare, because connections are kept.
+func renewed(cert, key string, first *tls.Certificate) func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	var last atomic.Pointer[tls.Certificate]
+	last.Store(first)
+	return func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		if pair, err := tls.LoadX509KeyPair(cert, key); err == nil {
+			last.Store(&pair)
+		}
+		return last.Load(), nil
+	}
 }
 
 // checkHostPort checks the address of a metrics page.

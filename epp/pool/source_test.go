@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"bytes"
 	"crypto/tls"
 	"encoding/pem"
 	"net/http"
@@ -132,4 +133,44 @@ func TestSourceCertificates(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A client certificate that is renewed while the picker runs is shown at the next connection, and the last one while its files do not match.
+func TestSourceCertificateIsRenewed(t *testing.T) {
+	var shown []byte
+	engine := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		shown = r.TLS.PeerCertificates[0].Raw
+		_, _ = w.Write([]byte("vllm:num_requests_running 1\n"))
+	}))
+	engine.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+	engine.Config.SetKeepAlivesEnabled(false) // each reading has a handshake
+	engine.StartTLS()
+	defer engine.Close()
+	s, dir := DefaultSource(), t.TempDir()
+	s.Scheme, s.ClientCertPath, s.ClientKeyPath = "https", filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	write := func(path string, block *pem.Block) {
+		t.Helper()
+		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old, renewed := selfSigned(t), selfSigned(t)
+	write(s.ClientCertPath, old[0])
+	write(s.ClientKeyPath, old[1])
+	p := New(Options{})
+	if err := p.Configure(nil, s, page.DefaultExtractor()); err != nil {
+		t.Fatal(err)
+	}
+	defer p.closeConnections()
+	must := func(when string, want *pem.Block) {
+		t.Helper()
+		if _, err := scraperOf(p, engine.Listener.Addr().String()).read(t.Context()); err != nil || !bytes.Equal(shown, want.Bytes) {
+			t.Errorf("%s: error %v, another certificate was shown: %v", when, err, !bytes.Equal(shown, want.Bytes))
+		}
+	}
+	must("before", old[0])
+	write(s.ClientCertPath, renewed[0])
+	must("between the two files", old[0])
+	write(s.ClientKeyPath, renewed[1])
+	must("after", renewed[0])
 }

@@ -221,10 +221,16 @@ readiness, and is told to stop after the engine has ended.
 - --secure-serving
 - --cert-path=/etc/tandem/tls
 {{- end }}
+{{- if .Values.tls.clients.caConfigMap }}
+- --client-ca=/etc/tandem/clients-ca/ca.crt
+{{- end }}
 {{- if .Values.tls.prefill.secret }}
 - --prefill-tls
 {{- if not .Values.tls.prefill.caConfigMap }}
 - --prefill-tls-insecure-skip-verify
+{{- end }}
+{{- if .Values.tls.clients.sidecarSecret }}
+- --engine-client-cert=/etc/tandem/client
 {{- end }}
 {{- end }}
 - --log-level={{ $sidecar.logLevel }}
@@ -312,6 +318,12 @@ on elsewhere go to the sidecars of other decode pods, too.
 {{- end }}
 {{- if .tls.prefill.caConfigMap }}
 - {name: prefill-ca, mountPath: /etc/tandem/prefill-ca, readOnly: true}
+{{- end }}
+{{- if .tls.clients.caConfigMap }}
+- {name: clients-ca, mountPath: /etc/tandem/clients-ca, readOnly: true}
+{{- end }}
+{{- if .tls.clients.sidecarSecret }}
+- {name: client-tls, mountPath: /etc/tandem/client, readOnly: true}
 {{- end }}
 {{- end -}}
 
@@ -642,6 +654,8 @@ the list is behind the API key; /health is not, and vLLM serves nothing before t
 vLLM's supervisor answers, which ends all when one dies; behind sidecars the readiness of each is that of its rank.
 
 SGLang's /health has the engine generate a token, which takes a second and finds a scheduler that hangs; /ready does not.
+
+Kubelets have no certificate. With tls.clients the port of the sidecar's metrics passes their probes to the engine.
 */}}
 {{- define "tandem.engine.probes" -}}
 {{- $values := .root.Values -}}
@@ -653,6 +667,13 @@ SGLang's /health has the engine generate a token, which takes a second and finds
 {{- $loaded := ternary "/health" "/v1/models" (or $supervised (ne $values.engine.apiKeySecret "")) -}}
 {{- $sglang := eq $values.engine.type "sglang" -}}
 {{- if $sglang }}{{ $loaded = "/ready" }}{{ end -}}
+{{- $live := "/health" -}}
+{{- if and $decode $values.tls.clients.caConfigMap -}}
+{{- $loaded = "/engine/readyz" -}}
+{{- $live = "/engine/livez" -}}
+{{- $port = "9095" -}}
+{{- $scheme = "HTTP" -}}
+{{- end -}}
 startupProbe:
   httpGet: {path: {{ $loaded }}, port: {{ $port }}, scheme: {{ $scheme }}}
   periodSeconds: 5
@@ -664,7 +685,7 @@ readinessProbe:
   timeoutSeconds: 2
 # A minute: an engine that is busy with long prompts answers late, and loading it again takes longer than waiting.
 livenessProbe:
-  httpGet: {path: /health, port: {{ $port }}, scheme: {{ $scheme }}}
+  httpGet: {path: {{ $live }}, port: {{ $port }}, scheme: {{ $scheme }}}
   periodSeconds: {{ ternary 20 10 $sglang }}
   timeoutSeconds: 5
   failureThreshold: {{ ternary 3 6 $sglang }}
@@ -803,6 +824,14 @@ The shell of vLLM's image waits for all ranks at once.
 {{- with $values.tls.prefill.caConfigMap }}
 - name: prefill-ca
   configMap: {name: {{ . }}, items: [{key: ca.crt, path: ca.crt}]}
+{{- end }}
+{{- with $values.tls.clients.caConfigMap }}
+- name: clients-ca
+  configMap: {name: {{ . }}, items: [{key: ca.crt, path: ca.crt}]}
+{{- end }}
+{{- with $values.tls.clients.sidecarSecret }}
+- name: client-tls
+  secret: {secretName: {{ . }}, items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]}
 {{- end }}
 {{- end }}
 {{- with .values.volumes }}

@@ -137,6 +137,10 @@ plugins:
     parameters:
       scheme: https
       insecureSkipVerify: true   # pods are asked by their addresses, which no certificate names
+      {{- if .Values.tls.clients.eppSecret }}
+      clientCertPath: /etc/tandem/client/tls.crt
+      clientKeyPath: /etc/tandem/client/tls.key
+      {{- end }}
   - type: core-metrics-extractor
   {{- end }}
 {{- if eq (include "tandem.engineName" .) "sglang" }}
@@ -272,6 +276,9 @@ name: {{ include "tandem.fullname" . }}
 {{- end }}
 {{- if .Values.tls.eppSecret }}
 - --cert-path=/etc/tandem/tls
+{{- end }}
+{{- if .Values.tls.clients.caConfigMap }}
+- --client-ca=/etc/tandem/clients-ca/ca.crt
 {{- end }}
 {{- if .Values.epp.authSecret }}
 - --auth-file=/etc/tandem/auth/secret

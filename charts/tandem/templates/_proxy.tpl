@@ -58,6 +58,7 @@ flags would be:
   --cert-path=/etc/envoy-tls --cert-file=/etc/envoy/certificate.yaml        with tls.proxySecret
   --epp-ca=/etc/envoy-epp/ca.crt --epp-server-name=<release>-epp.<namespace>.svc   with tls.eppSecret
   --pool-tls --pool-ca=/etc/envoy-pool/ca.crt                               with tls.sidecarSecret
+  --client-cert-path=/etc/envoy-client --client-cert-file=/etc/envoy/client-certificate.yaml   with tls.clients.proxySecret
   --max-heap=BYTES                                                          85 % of proxy.resources.limits.memory
   --fail-open                                                               with gateway.failureMode FailOpen
   --http-filters=FILE                                                       with proxy.httpFilters in it
@@ -73,6 +74,10 @@ flags would be:
 {{- $pool := dict "Plaintext" true "CAFile" "" "Name" "" -}}
 {{- if $tls.sidecarSecret -}}
 {{- $pool = dict "Plaintext" false "CAFile" "/etc/envoy-pool/ca.crt" "Name" "" -}}
+{{- end -}}
+{{- $client := dict "Dir" "" "File" "" -}}
+{{- if $tls.clients.proxySecret -}}
+{{- $client = dict "Dir" "/etc/envoy-client" "File" "/etc/envoy/client-certificate.yaml" -}}
 {{- end -}}
 {{- $traces := false -}}
 {{- with include "tandem.proxy.collector" . -}}
@@ -95,7 +100,7 @@ flags would be:
       "AdminPage" (dict "Host" "127.0.0.1" "Port" 9901)
       "OperationsPage" (dict "Host" "0.0.0.0" "Port" (include "tandem.proxy.operationsPort" .))
       "Cert" (dict "Dir" (ternary "/etc/envoy-tls" "" (ne $tls.proxySecret "")) "File" "/etc/envoy/certificate.yaml")
-      "ClientCA" "" "Client" (dict "Dir" "" "File" "")
+      "ClientCA" "" "Client" $client
       "HTTPFilters" (ternary (toYaml .Values.proxy.httpFilters) "" (not (empty .Values.proxy.httpFilters)))
       "Peers" (list (dict "Host" (printf "%s.%s.svc" (include "tandem.epp.replicasName" .) .Release.Namespace) "Port" 9002))
       "Named" true "PickerTLS" $picker "PoolTLS" $pool "Pool" "eds"

@@ -764,6 +764,41 @@ tls.prefill.caConfigMap is set, but the prefill engines have no certificate: nam
 {{- if and (eq .Values.engine.type "sim") $tls.prefill.secret }}
 tls.prefill.secret is set, but the simulated engine does not speak TLS: remove it
 {{- end -}}
+{{- include "tandem.check.clients" . -}}
+{{- end -}}
+
+
+{{/* Mutual TLS: all clients of pickers and sidecars must have a certificate. */}}
+{{- define "tandem.check.clients" -}}
+{{- $tls := .Values.tls -}}
+{{- $needed := list "caConfigMap" "proxySecret" "eppSecret" "sidecarSecret" -}}
+{{- $set := list -}}
+{{- range $key := append $needed "monitoringSecret" }}{{ if index $tls.clients $key }}{{ $set = append $set $key }}{{ end }}{{ end -}}
+{{- if $set -}}
+{{- if eq .Values.mode "gateway" }}
+tls.clients is set, but in mode gateway your Gateway calls pickers and sidecars, and this chart cannot give it a certificate: leave tls.clients empty
+{{- else -}}
+{{- range $key := $needed -}}
+{{- if not (has $key $set) }}
+{{ printf "tls.clients.%s is empty, but tls.clients.%s is set: set all of them, or none" $key (first $set) }}
+{{- end -}}
+{{- end -}}
+{{- range $key := list "eppSecret" "sidecarSecret" -}}
+{{- if not (index $tls $key) }}
+{{ printf "tls.clients.%s is set, but tls.%s is not: Envoy shows its certificate over TLS, to servers whose certificates it verifies" (first $set) $key }}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.epp.config (not (contains "clientCertPath" (toJson .Values.epp.config))) }}
+{{ print "tls.clients is set, but epp.config has no clientCertPath, without which the picker cannot read the metrics of decode pods: give its "
+     "metrics-data-source clientCertPath: /etc/tandem/client/tls.crt and clientKeyPath: /etc/tandem/client/tls.key" }}
+{{- end -}}
+{{- $monitored := include "tandem.monitoring.makes" (dict "root" . "kind" "PodMonitor" "wanted" .Values.monitoring.podMonitor) -}}
+{{- if and $monitored (not $tls.clients.monitoringSecret) }}
+{{ print "tls.clients.monitoringSecret is empty, but Prometheus reads the metrics of decode engines through their sidecars, which demand a "
+     "certificate: name the Secret of Prometheus, or set monitoring.podMonitor to false" }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 

@@ -121,6 +121,8 @@ port: it follows from the role
 secure-serving: set tls.sidecarSecret
 secure-proxy: set tls.sidecarSecret
 cert-path: set tls.sidecarSecret
+client-ca: set tls.clients.caConfigMap
+engine-client-cert: set tls.clients.sidecarSecret
 metrics-port: the chart sets it
 metrics-cert-dir: the probes and monitors of the chart ask in plaintext
 metrics-client-ca-file: the probes and monitors of the chart ask in plaintext
@@ -211,6 +213,7 @@ share-with: the chart sets it for several replicas
 share-key-file: set epp.shareKeySecret
 secure-serving: set tls.eppSecret
 cert-path: set tls.eppSecret
+client-ca: set tls.clients.caConfigMap
 body-limit: set epp.bodyLimit
 drain-timeout: set drainSeconds
 pool-name: set epp.discovery

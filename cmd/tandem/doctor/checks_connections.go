@@ -56,7 +56,7 @@ func (f *fleet) locks() (locks []lock) {
 
 // open makes a TLS handshake and checks the certificate.
 func (f *fleet) open(ctx context.Context, l lock) finding {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // verified below, to tell why not
+	config := secure(f.shown)
 	if l.protocol != "" {
 		config.NextProtos = []string{l.protocol}
 	}
@@ -213,7 +213,7 @@ func checkKeepAlive(ctx context.Context, f *fleet) finding {
 		return noEngine("answers")
 	}
 	return each(ctx, live, f.how.Timeout+f.how.IdleWait, func(ctx context.Context, t *target) finding {
-		lasted, closed, err := idle(ctx, t, f.how.IdleWait)
+		lasted, closed, err := f.idle(ctx, t)
 		switch {
 		case err != nil:
 			return finding{verdict: unknown, seen: err.Error()}
@@ -231,16 +231,16 @@ func checkKeepAlive(ctx context.Context, f *fleet) finding {
 	})
 }
 
-// idle sends one request on a connection of its own, and measures whether the server closes it within wait. The error says
+// idle sends one request on a connection of its own, and measures whether the server closes it within --idle-wait. The error says
 // why that cannot be measured.
-func idle(ctx context.Context, t *target, wait time.Duration) (lasted time.Duration, closed bool, err error) {
+func (f *fleet) idle(ctx context.Context, t *target) (lasted time.Duration, closed bool, err error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", t.addr.String())
 	if err != nil {
 		return 0, false, cause(err)
 	}
 	defer conn.Close()
 	if t.scheme == "https" {
-		conn = tls.Client(conn, &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}) //nolint:gosec // only its idle time is wanted
+		conn = tls.Client(conn, secure(f.shown))
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	if _, err := fmt.Fprintf(conn, "GET /health HTTP/1.1\r\nHost: %s\r\n\r\n", t.addr); err != nil {
@@ -260,7 +260,7 @@ func idle(ctx context.Context, t *target, wait time.Duration) (lasted time.Durat
 	if resp.Close {
 		return 0, true, nil // the server keeps no connections
 	}
-	began := time.Now()
+	began, wait := time.Now(), f.how.IdleWait
 	if err := conn.SetReadDeadline(began.Add(wait)); err != nil {
 		return 0, false, err
 	}

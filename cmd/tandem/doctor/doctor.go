@@ -55,6 +55,7 @@ type lookFlags struct {
 	Probe    bool          `flag:"probe" help:"send one short request for each pair of engines, prefilled remotely"`
 	Sidecar  string        `flag:"sidecar" enum:"tandem,any" help:"which sidecar decode engines must have: tandem, or any (another sidecar cannot be detected)"`
 	CAFile   string        `flag:"ca-file" arg:"FILE" help:"PEM file of the authorities that must have signed the certificates of the picker and the proxy. Default: only dates are verified"`
+	CertDir  string        `flag:"client-cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, the certificate to show to the picker, endpoints and the proxy. Default: none"`
 	KeyFile  string        `flag:"api-key-file" arg:"FILE" help:"file with the API key of the engines"`
 	JSON     bool          `flag:"json" help:"print the findings as JSON"`
 }
@@ -99,6 +100,8 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Look.IdleWait >= 0 && s.Look.IdleWait <= time.Minute, "idle-wait", "want 0 to 1m")
 	_, err := s.Look.roots()
 	p.Require(err == nil, "ca-file", "%w", err)
+	_, err = s.Look.shown()
+	p.Require(err == nil, "client-cert-path", "%w", err)
 	_, err = s.Look.key()
 	p.Require(err == nil, "api-key-file", "%w", err)
 }

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,7 +34,8 @@ type fleet struct {
 	direct   direct
 	reach    reach
 	key      string
-	roots    *x509.CertPool // nil: certificates are not verified
+	roots    *x509.CertPool    // nil: certificates are not verified
+	shown    []tls.Certificate // to servers that ask for one; nil: none
 	targets  []*target
 	pickers  []*picker
 	sidecars []*operated
@@ -69,8 +71,12 @@ func newFleet(s *settings) (*fleet, error) {
 	if err != nil {
 		return nil, boot.Configf("ca-file: %w", err)
 	}
-	direct := newDirect()
-	return &fleet{how: &s.Look, parts: s.Parts, key: key, roots: roots, direct: direct, reach: direct,
+	shown, err := s.Look.shown()
+	if err != nil {
+		return nil, boot.Configf("client-cert-path: %w", err)
+	}
+	direct := newDirect(shown...)
+	return &fleet{how: &s.Look, parts: s.Parts, key: key, roots: roots, shown: shown, direct: direct, reach: direct,
 		onClose: []func(){direct.http.CloseIdleConnections}}, nil
 }
 
@@ -88,6 +94,23 @@ func (l *lookFlags) roots() (*x509.CertPool, error) {
 		return nil, fmt.Errorf("%s has no certificate", l.CAFile)
 	}
 	return roots, nil
+}
+
+// shown returns the certificate to show to servers, or nil for none.
+func (l *lookFlags) shown() ([]tls.Certificate, error) {
+	if l.CertDir == "" {
+		return nil, nil
+	}
+	pair, err := tls.LoadX509KeyPair(filepath.Join(l.CertDir, "tls.crt"), filepath.Join(l.CertDir, "tls.key"))
+	if err != nil {
+		return nil, err
+	}
+	return []tls.Certificate{pair}, nil
+}
+
+// secure returns the TLS setup of connections to servers of whatever certificate: a check verifies them, to tell what is wrong.
+func secure(shown []tls.Certificate) *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true, Certificates: shown} //nolint:gosec // see above
 }
 
 // close ends idle connections.
@@ -202,12 +225,8 @@ type reach interface {
 // direct reaches endpoints at their addresses.
 type direct struct{ http *http.Client }
 
-func newDirect() direct {
-	transport := &http.Transport{
-		// A check verifies certificates; pages are read in any case.
-		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}, //nolint:gosec // see above
-	}
-	return direct{&http.Client{Transport: transport, CheckRedirect: noRedirect}}
+func newDirect(shown ...tls.Certificate) direct {
+	return direct{&http.Client{Transport: &http.Transport{TLSClientConfig: secure(shown)}, CheckRedirect: noRedirect}}
 }
 
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
