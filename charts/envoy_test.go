@@ -32,6 +32,7 @@ func TestEnvoyBootstrap(t *testing.T) {
 		"ranks":          common,
 		"keeper":         common,
 		"keda":           common,
+		"sized":          common,
 		"shared":         common,
 		"nixl-push":      common,
 		"mooncake":       common,

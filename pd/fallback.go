@@ -46,11 +46,14 @@ const rounding = 1e-9
 func (b *FallbackBudget) Has() bool { return b.Left() >= 1-rounding }
 
 // Take spends one token if there is one.
-func (b *FallbackBudget) Take() bool {
+func (b *FallbackBudget) Take() bool { return b.TakeLeaving(0) }
+
+// TakeLeaving spends one token if this many are left then, for requests that need one more.
+func (b *FallbackBudget) TakeLeaving(reserve int) bool {
 	for {
 		before := b.tokens.Load()
 		tokens := math.Float64frombits(before)
-		if tokens < 1-rounding {
+		if tokens < float64(1+reserve)-rounding {
 			return false
 		}
 		if b.tokens.CompareAndSwap(before, math.Float64bits(max(0, tokens-1))) {

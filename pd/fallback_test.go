@@ -98,3 +98,21 @@ func TestFallbackBudget(t *testing.T) {
 		}
 	})
 }
+
+// Requests that must leave some tokens get none of the last ones, which others do.
+func TestFallbackBudgetReserve(t *testing.T) {
+	b := pd.NewFallbackBudget(0.5, 4)
+	for i, step := range []struct {
+		reserve int
+		want    bool
+	}{{2, true}, {2, true}, {2, false}, {1, true}, {1, false}, {0, true}, {0, false}} {
+		if got := b.TakeLeaving(step.reserve); got != step.want {
+			t.Errorf("step %d: leaving %d: %t with %v left", i, step.reserve, got, b.Left())
+		}
+	}
+	b.Earn()
+	b.Earn()
+	if b.TakeLeaving(1) || !b.TakeLeaving(0) {
+		t.Error("a token that was earned was not for the others")
+	}
+}

@@ -157,6 +157,22 @@ func TestHedgesAreFew(t *testing.T) {
 	}
 }
 
+// Legs that are hardly late do not take all of the budget: those that do not end at all have the rest.
+func TestHedgeOfLegsThatDoNotEnd(t *testing.T) {
+	t.Parallel()
+	const burst = 4
+	q, leaves := ask(false), then(hangs, closes)
+	first, second, decode := quickly(t, leaves, leaves, leaves, leaves), startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
+	s := startRig(t, decode.addr, hedging)
+	learnPace(t, s, first.addr, q.body)
+	for range burst {
+		got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, first.addr+","+second.addr)
+		got.mustBe(t, http.StatusOK, "remote;reason=external;attempts=2;candidate=1")
+	}
+	s.mustCount(t, burst, "tandem_hedges_total", "result", "won")
+	s.mustCount(t, 0, "tandem_hedges_total", "result", "budget")
+}
+
 // With simulated engines whose hand-offs prove themselves in the tokens: the answer is that of a plain engine, and no engine keeps a block.
 func TestSimHedge(t *testing.T) {
 	t.Parallel()

@@ -18,6 +18,9 @@ import (
 //
 // A leg is late when it takes longer than 95 of 100 recent ones to the same pod that succeeded, for bodies of about the same size. So a
 // pod that is always slow is not hedged for long: its load is the picker's to move. What hedging helps against is a pod that is slow at times.
+//
+// By that measure one leg in twenty is late although nothing is wrong, which is more than the budget allows. So the last part of the budget
+// is for legs that take much longer.
 type hedger struct {
 	budget *pd.FallbackBudget
 
@@ -28,6 +31,9 @@ type hedger struct {
 const (
 	// hedgeBurst is how many second legs may be sent in a row, before the share of requests limits them.
 	hedgeBurst = 4
+	// hedgeReserve is how many of these are for legs that take veryLate times as long as one that is late.
+	hedgeReserve = 2
+	veryLate     = 4
 	// fewPrefills are too few to know which leg is late.
 	fewPrefills = 20
 	// leastHedgeDelay is the shortest time after which a leg is late. Below it there is nothing to win: a second one has to be sent too.
@@ -140,14 +146,8 @@ func (x *Exchange) runHedged(req *intake.Request, first *prefillLeg, delay time.
 		first.run(x.legs)
 		ended <- first
 	})
-	late := time.NewTimer(delay)
-	defer late.Stop()
-	select {
-	case <-ended:
-		return first
-	case <-x.Context.Done(): // the client has left: the leg ends soon
+	if !x.awaitLate(first.target, delay, ended) {
 		return <-ended
-	case <-late.C:
 	}
 	second := x.newHedge(req, first.target)
 	if second == nil {
@@ -164,14 +164,39 @@ func (x *Exchange) runHedged(req *intake.Request, first *prefillLeg, delay time.
 	return x.awaitEither(first, second, ended)
 }
 
+// awaitLate waits until a leg is late and the budget allows a second one, which it takes from the budget. It returns false once the leg has
+// ended, whose result is then in ended, or if it gets no second one.
+func (x *Exchange) awaitLate(target pd.Target, delay time.Duration, ended chan *prefillLeg) bool {
+	late := time.NewTimer(delay)
+	defer late.Stop()
+	for _, reserve := range []int{hedgeReserve, 0} {
+		select {
+		case first := <-ended:
+			ended <- first
+			if reserve == 0 {
+				x.legs.Metrics.Hedges.WithLabelValues(hedgeBudget).Inc()
+			}
+			return false
+		case <-x.Context.Done(): // the client has left: the leg ends soon
+			return false
+		case <-late.C:
+		}
+		if x.hedgeCandidate(target) < 0 {
+			return false
+		}
+		if x.legs.hedges.budget.TakeLeaving(reserve) {
+			return true
+		}
+		late.Reset((veryLate - 1) * delay)
+	}
+	x.legs.Metrics.Hedges.WithLabelValues(hedgeBudget).Inc()
+	return false
+}
+
 // newHedge makes the second leg. It returns nil if there is to be none.
 func (x *Exchange) newHedge(req *intake.Request, first pd.Target) *prefillLeg {
 	i := x.hedgeCandidate(first)
 	if i < 0 {
-		return nil
-	}
-	if !x.legs.hedges.budget.Take() {
-		x.legs.Metrics.Hedges.WithLabelValues(hedgeBudget).Inc()
 		return nil
 	}
 	second, err := x.newPrefillLeg(req, x.Route.Targets[i], x.Route.Candidate(i), false)
