@@ -164,6 +164,7 @@ func TestAdviceIsEnough(t *testing.T) {
 		"an alias of a flag":        "sidecar.extraArgs={--decode-use-tls}",
 		"another type of KV cache":  "engine.kvCacheDtype=fp8_e4m3",
 		"keepers need no key":       "sidecar.keeper.enabled=true,engine.apiKeySecret=key",
+		"a batch server's own node": "batch.enabled=true,batch.maxUnavailable=0",
 		"streams to prefill":        "sidecar.continuation.times=1,sidecar.continuation.onPrefill=true",
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -603,8 +603,11 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
 {{- end -}}
 
 
+{{/* A batch server that runs alone may keep its node: until it is there again, no batch goes on. */}}
 {{- define "tandem.check.disruptions" -}}
-{{- range $component := concat (include "tandem.roles" . | fromJsonArray) (list "epp" "proxy" "batch") -}}
+{{- $components := concat (include "tandem.roles" . | fromJsonArray) (list "epp" "proxy") -}}
+{{- if gt (int .Values.batch.replicas) 1 }}{{ $components = append $components "batch" }}{{ end -}}
+{{- range $component := $components -}}
   {{- $most := toString (index $.Values $component).maxUnavailable -}}
   {{- if has $most (list "0" "0%") }}
 {{ printf "%s.maxUnavailable is %s, so that no node with such a pod could ever be drained: take 1, or \"\" for no PodDisruptionBudget" $component $most }}
