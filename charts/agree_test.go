@@ -88,6 +88,9 @@ func readCommand(container map[string]any) commandLine {
 	line := commandLine{env: map[string]string{}}
 	line.operands, line.flags = readFlags(args)
 	_, line.hook = readFlags(strings.Fields(strings.Join(hook, " ")))
+	if len(hook) == 2 && hook[0] == "/bin/sleep" {
+		line.hook["timeout"] = hook[1] + "s"
+	}
 	env, _, _ := unstructured.NestedSlice(container, "env")
 	for _, e := range env {
 		if variable := e.(map[string]any); variable["value"] != nil {
@@ -199,7 +202,11 @@ func (r parts) enginesAgree(t *testing.T) {
 	if _, ok := prefill.flags["page-size"]; ok { // SGLang
 		block = "page-size"
 	}
-	for _, flag := range []string{block, "served-model-name"} {
+	size, shared := prefill.flags[block], []string{block, "served-model-name"}
+	if _, ok := prefill.flags["extra_llm_api_options"]; ok {
+		size, shared = r.trtllmAgrees(t, prefill, decode, sidecar), []string{"max_seq_len"}
+	}
+	for _, flag := range shared {
 		same(t, flag, prefill.flags[flag], decode.flags[flag])
 	}
 	var picker struct {
@@ -213,11 +220,14 @@ func (r parts) enginesAgree(t *testing.T) {
 	}
 	for _, p := range picker.Plugins {
 		if p.Type == "approx-prefix-cache-producer" {
-			same(t, "block size", prefill.flags[block], fmt.Sprint(p.Parameters["blockSizeTokens"]))
+			same(t, "block size", size, fmt.Sprint(p.Parameters["blockSizeTokens"]))
 		}
 	}
-	if lease, ok := prefill.flags["kv-lease"]; ok { // the simulated engine
+	switch lease, ok := prefill.flags["kv-lease"]; {
+	case ok: // the simulated engine
 		same(t, "lease", lease, sidecar.flags["lease"])
+		return
+	case block == "block-size" && prefill.flags[block] == "": // TensorRT-LLM
 		return
 	}
 	same(t, "type of the KV cache", prefill.flags["kv-cache-dtype"], decode.flags["kv-cache-dtype"])
@@ -328,6 +338,54 @@ func sglangAgrees(t *testing.T, prefill, decode, sidecar commandLine) {
 			t.Errorf("the %s engine waits for %v, the sidecar for %v", role, waits, leg)
 		}
 	}
+}
+
+// trtllmConfig is the file of an engine of TensorRT-LLM.
+type trtllmConfig struct {
+	Transceiver struct {
+		Backend string `yaml:"backend"`
+		Runtime string `yaml:"transceiver_runtime"`
+		Timeout int    `yaml:"kv_transfer_timeout_ms"`
+	} `yaml:"cache_transceiver_config"`
+	Cache struct {
+		Tokens int    `yaml:"tokens_per_block"`
+		Type   string `yaml:"dtype"`
+	} `yaml:"kv_cache_config"`
+	Metrics    bool `yaml:"return_perf_metrics"`
+	Statistics bool `yaml:"enable_iter_perf_stats"`
+	NoOverlap  bool `yaml:"disable_overlap_scheduler"`
+}
+
+// trtllmAgrees holds what TensorRT-LLM's engines, sidecars and scrapers know of each other, and returns the size of a block in tokens. If
+// an engine gets its leg before the other one has answered, it must wait as long as the sidecar does.
+func (r parts) trtllmAgrees(t *testing.T, prefill, decode, sidecar commandLine) string {
+	t.Helper()
+	same(t, "model", prefill.operands[0], decode.operands[0])
+	waits := map[string]string{"trtllm": "lease", "trtllm-generation-first": "prefill-timeout"}[sidecar.flags["kv-connector"]]
+	var files []trtllmConfig
+	for _, role := range []string{"prefill", "decode"} {
+		var file trtllmConfig
+		if err := yaml.Unmarshal([]byte(data(t, r.all.named(t, "ConfigMap", "-"+role), "config.yaml")), &file); err != nil {
+			t.Fatal(err)
+		}
+		same(t, "how long a KV cache is waited for", fmt.Sprintf("%ds", file.Transceiver.Timeout/1000), sidecar.flags[waits])
+		if file.NoOverlap != (role == "prefill") || !file.Metrics || !file.Statistics {
+			t.Errorf("the file of %s is %+v", role, file)
+		}
+		same(t, "engine", r.pods[role].GetLabels()["llm-d.ai/engine-type"], "trtllm-serve")
+		monitor, err := json.Marshal(r.all.named(t, "PodMonitor", "-"+role).Object["spec"])
+		if err != nil || !strings.Contains(string(monitor), `"path":"/prometheus/metrics"`) {
+			t.Errorf("the monitor of %s is %s, %v", role, monitor, err)
+		}
+		files = append(files, file)
+	}
+	same(t, "transport", fmt.Sprint(files[0].Transceiver), fmt.Sprint(files[1].Transceiver))
+	same(t, "type of the KV cache", files[0].Cache.Type, files[1].Cache.Type)
+	same(t, "block size of the engines", strconv.Itoa(files[0].Cache.Tokens), strconv.Itoa(files[1].Cache.Tokens))
+	if first := files[0].Transceiver.Runtime == "PYTHON"; first != (waits == "prefill-timeout") {
+		t.Errorf("the transceiver's runtime is %q, sidecars speak %s", files[0].Transceiver.Runtime, sidecar.flags["kv-connector"])
+	}
+	return strconv.Itoa(files[0].Cache.Tokens)
 }
 
 // selectorsAgree holds that the picker, and the gateway, find both roles and nothing else.

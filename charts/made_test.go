@@ -12,7 +12,7 @@ import (
 )
 
 // flagName is the name of a flag, which may stand alone or have a value.
-var flagName = regexp.MustCompile(`^--([a-z0-9-]+)`)
+var flagName = regexp.MustCompile(`^--([a-z0-9_-]+)`)
 
 // free are the flags that do no harm if given twice, and those that the cases give themselves.
 var free = []string{"log-format", "disable-uvicorn-access-log", "refresh-metrics-interval", "quantization",
@@ -22,7 +22,7 @@ var free = []string{"log-format", "disable-uvicorn-access-log", "refresh-metrics
 // it, is refused among the arguments of that container.
 func TestMadeFlags(t *testing.T) {
 	sets := map[string]string{"engine sim": "sim.args", "engine vllm": "prefill.args", "engine vllm with files": "prefill.args",
-		"engine sglang": "prefill.args", "sidecar": "sidecar.extraArgs", "epp": "epp.extraArgs", "batch": "batch.extraArgs"}
+		"engine sglang": "prefill.args", "engine trtllm": "prefill.args", "sidecar": "sidecar.extraArgs", "epp": "epp.extraArgs", "batch": "batch.extraArgs"}
 	made := map[string]map[string]bool{}
 	for container := range sets {
 		made[container] = map[string]bool{}
@@ -75,6 +75,8 @@ func flagsOf(t *testing.T, pod *unstructured.Unstructured) map[string]map[string
 			name = "engine sim"
 			if command, _, _ := unstructured.NestedStringSlice(c, "command"); slices.Contains(command, "vllm") {
 				name = "engine vllm"
+			} else if slices.Contains(command, "trtllm-serve") {
+				name = "engine trtllm"
 			} else if len(command) > 0 {
 				name = "engine sglang"
 			}

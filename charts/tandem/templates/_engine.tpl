@@ -89,6 +89,9 @@ spec:
 {{- if lt $ranks (int (include "tandem.ranks" .root)) -}}
 {{- $_ := set $own "llm-d.ai/active-ports" (include "tandem.portsText" $ranks) -}}
 {{- end -}}
+{{- if eq .root.Values.engine.type "trtllm" -}}
+{{- $_ := set $own "checksum/config" (include "tandem.engine.trtllm.config" . | sha256sum) -}}
+{{- end -}}
 {{- merge $own .values.podAnnotations | toYaml -}}
 {{- end -}}
 
@@ -339,6 +342,8 @@ on elsewhere go to the sidecars of other decode pods, too.
   command: [vllm, serve]
   {{- else if eq $engine.type "sglang" }}
   command: [python3, -m, sglang.launch_server]
+  {{- else if eq $engine.type "trtllm" }}
+  command: [trtllm-serve, serve]
   {{- end }}
   args:
     {{- include (print "tandem.engine.args." $engine.type) . | trim | nindent 4 }}
@@ -518,6 +523,64 @@ SGLang's arguments without the user's. It has no lease, and ends by itself once 
 - /ready
 {{- end -}}
 
+{{/*
+TensorRT-LLM's arguments without the user's. It ends by itself once its requests have ended. No argument gives the model another name:
+engines answer to every one.
+*/}}
+{{- define "tandem.engine.args.trtllm" -}}
+{{- $values := .root.Values -}}
+{{- $decode := eq .component "decode" -}}
+- {{ include "tandem.model.path" $values | quote }}
+- --host={{ ternary "127.0.0.1" "0.0.0.0" $decode }}
+- --port={{ ternary 8200 8000 $decode }}
+- --tensor_parallel_size={{ int .values.parallelism.tensor }}
+{{- with int64 $values.engine.maxModelLen }}
+- --max_seq_len={{ . }}
+{{- end }}
+- --extra_llm_api_options=/etc/tandem/engine/config.yaml
+{{- if and $values.tracing.engines $values.tracing.endpoint }}
+- --otlp_traces_endpoint={{ include "tandem.tracing.url" .root }}
+{{- end }}
+{{- end -}}
+
+{{/*
+What TensorRT-LLM takes by a file only, with the user's options. A context engine has no overlap scheduler, which does not know
+requests that end after the first token. Without the statistics of iterations the metrics page has no load. Only the Python
+transceiver names an endpoint where a generation engine finds the context engine before that has answered.
+
+For so long a context engine keeps a KV cache that is not read, and a generation engine waits for one. If both engines get a request at
+once, that includes the time in which the prompt waits and is computed.
+*/}}
+{{- define "tandem.engine.trtllm.config" -}}
+{{- $values := .root.Values -}}
+{{- $transceiver := dict "backend" "NIXL" "kv_transfer_timeout_ms" (mul 1000 (int $values.engine.leaseSeconds)) -}}
+{{- if eq (include "tandem.connector" .root) "trtllm-generation-first" -}}
+{{- $transceiver = dict "backend" "NIXL" "transceiver_runtime" "PYTHON"
+      "kv_transfer_timeout_ms" (mul 1000 (int $values.sidecar.prefillTimeoutSeconds)) -}}
+{{- end -}}
+{{- $own := dict "cache_transceiver_config" $transceiver "return_perf_metrics" true "enable_iter_perf_stats" true
+      "kv_cache_config" (dict "tokens_per_block" (int $values.engine.blockSize) "dtype" $values.engine.kvCacheDtype) -}}
+{{- if eq .component "prefill" }}{{ $_ := set $own "disable_overlap_scheduler" true }}{{ end -}}
+{{- mergeOverwrite (deepCopy $values.engine.options) (deepCopy .values.options) $own | toYaml -}}
+{{- end -}}
+
+{{/* The file, for engines that have one. */}}
+{{- define "tandem.engine.configMap" -}}
+{{- if eq .root.Values.engine.type "trtllm" }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ include "tandem.component.name" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "tandem.labels" . | nindent 4 }}
+data:
+  config.yaml: |
+    {{- include "tandem.engine.trtllm.config" . | nindent 4 }}
+{{- end }}
+{{- end -}}
+
 {{/* Port on which vLLM's data-parallel supervisor reports whether all ranks are healthy: vLLM's default. */}}
 {{- define "tandem.engine.supervisorPort" -}}9256{{- end -}}
 
@@ -589,6 +652,11 @@ has run into it.
 {{- include "tandem.engine.env.files" (dict "root" .root "component" .component "user" "sglang") }}
 {{- end -}}
 
+{{- define "tandem.engine.env.trtllm" -}}
+{{- include "tandem.engine.podIP" . }}
+{{- include "tandem.engine.env.files" (dict "root" .root "component" .component "user" "trtllm") }}
+{{- end -}}
+
 {{- define "tandem.engine.env.sim" -}}
 {{- include "tandem.engine.podIP" . -}}
 {{- end -}}
@@ -623,7 +691,7 @@ has run into it.
 {{- end }}
 {{- end -}}
 
-{{/* What vLLM and SGLang read alike: (dict "root" $ "component" "prefill" "user" NAME). */}}
+{{/* What the real engines read alike: (dict "root" $ "component" "prefill" "user" NAME). */}}
 {{- define "tandem.engine.env.files" -}}
 {{- $engine := .root.Values.engine }}
 {{- with $engine.ucxTLS }}
@@ -654,6 +722,7 @@ the list is behind the API key; /health is not, and vLLM serves nothing before t
 vLLM's supervisor answers, which ends all when one dies; behind sidecars the readiness of each is that of its rank.
 
 SGLang's /health has the engine generate a token, which takes a second and finds a scheduler that hangs; /ready does not.
+TensorRT-LLM's /health fails once its executor has ended, and answers only when the model is loaded.
 
 Kubelets have no certificate. With tls.clients the port of the sidecar's metrics passes their probes to the engine.
 */}}
@@ -667,6 +736,7 @@ Kubelets have no certificate. With tls.clients the port of the sidecar's metrics
 {{- $loaded := ternary "/health" "/v1/models" (or $supervised (ne $values.engine.apiKeySecret "")) -}}
 {{- $sglang := eq $values.engine.type "sglang" -}}
 {{- if $sglang }}{{ $loaded = "/ready" }}{{ end -}}
+{{- if eq $values.engine.type "trtllm" }}{{ $loaded = "/health" }}{{ end -}}
 {{- $live := "/health" -}}
 {{- if and $decode $values.tls.clients.caConfigMap -}}
 {{- $loaded = "/engine/readyz" -}}
@@ -695,9 +765,13 @@ livenessProbe:
 The command that delays SIGTERM while the engine has work: a prefill engine works until a decode engine has read all its
 hand-offs, an encoder until it has no requests, a decode engine until its sidecar has no requests that need it: it has those streams leave that can go on elsewhere.
 The shell of vLLM's image waits for all ranks at once.
+
+No page of TensorRT-LLM tells whether it has work: its gauges are those of the last iteration. All requests of a decode engine come
+through its sidecar, which counts them. A prefill engine gets the whole time.
 */}}
 {{- define "tandem.engine.preStop" -}}
 {{- $decode := eq .component "decode" -}}
+{{- $silent := eq .root.Values.engine.type "trtllm" -}}
 {{- $scheme := ternary "https://" "" (and (not $decode) (ne .root.Values.tls.prefill.secret "")) -}}
 {{- $settle := printf "--settle=%ss" (include "tandem.drain.settle" .root) -}}
 {{- $timeout := printf "--timeout=%ss" (include "tandem.drain.hook" .root) -}}
@@ -705,14 +779,17 @@ The shell of vLLM's image waits for all ranks at once.
 {{- range $rank := until (int .values.parallelism.data) -}}
 {{- $engine := printf "--engine=%s127.0.0.1:%d" $scheme (add (ternary 8200 8000 $decode) $rank) -}}
 {{- $also := ternary (printf "--sidecar=127.0.0.1:%d" (add 9095 (mul 2 $rank))) "--handoffs" $decode -}}
-{{- $command := list "/tandem/tandem" "drain" $engine -}}
+{{- $command := list "/tandem/tandem" "drain" -}}
+{{- if not $silent }}{{ $command = append $command $engine }}{{ end -}}
 {{- if ne $.component "encode" }}{{ $command = append $command $also }}{{ end -}}
 {{- if and $decode $.root.Values.sidecar.continuation.times -}}
 {{- $command = append $command (printf "--evacuate=127.0.0.1:%d" (add 9096 (mul 2 $rank))) -}}
 {{- end -}}
 {{- $commands = append $commands (concat $command (list $settle $timeout)) -}}
 {{- end -}}
-{{- if eq (len $commands) 1 -}}
+{{- if and $silent (not $decode) -}}
+{{- list "/bin/sleep" (include "tandem.drain.hook" .root) | toJson -}}
+{{- else if eq (len $commands) 1 -}}
 {{- first $commands | toJson -}}
 {{- else -}}
 {{- $lines := list -}}
@@ -757,6 +834,9 @@ The shell of vLLM's image waits for all ranks at once.
 {{- end }}
 {{- if ne $values.model.source "hf" }}
 - {name: model, mountPath: /model, readOnly: true}
+{{- end }}
+{{- if eq $values.engine.type "trtllm" }}
+- {name: config, mountPath: /etc/tandem/engine, readOnly: true}
 {{- end }}
 {{- if and (ne .component "decode") $values.tls.prefill.secret }}
 - {name: engine-tls, mountPath: /etc/tandem/tls, readOnly: true}
@@ -806,6 +886,10 @@ The shell of vLLM's image waits for all ranks at once.
 {{- else if eq $values.model.source "oci" }}
 - name: model
   image: {reference: {{ $values.model.oci.image }}, pullPolicy: IfNotPresent}
+{{- end }}
+{{- if eq $values.engine.type "trtllm" }}
+- name: config
+  configMap: {name: {{ include "tandem.component.name" . }}}
 {{- end }}
 {{- if and (ne .component "decode") $values.tls.prefill.secret }}
 - name: engine-tls

@@ -56,7 +56,7 @@ version is not among them: an upgrade that changes nothing else should not resta
 chart's choice. */}}
 {{- define "tandem.connectors" -}}
 {{- dict "vllm" (list "nixlv2" "nixl-push" "mooncake" "moriio" "offloading" "shared-storage") "sglang" (list "sglang")
-      "sim" (list "nixlv2" "nixl-push") | dig .Values.engine.type list | toJson -}}
+      "trtllm" (list "trtllm" "trtllm-generation-first") "sim" (list "nixlv2" "nixl-push") | dig .Values.engine.type list | toJson -}}
 {{- end -}}
 
 {{/* The roles of the release's engines: a JSON list. */}}
@@ -82,9 +82,14 @@ chart's choice. */}}
 {{- if or $storage.claimName $storage.hostPath (eq (include "tandem.connector" .) "shared-storage") }}true{{ end -}}
 {{- end -}}
 
-{{/* The engine whose API and metrics the engines have: the simulated one has vLLM's. */}}
+{{/* The engine whose API and metrics the engines have, as their label names it: the simulated one has vLLM's. */}}
 {{- define "tandem.engineName" -}}
-{{- ternary "sglang" "vllm" (eq .Values.engine.type "sglang") -}}
+{{- get (dict "vllm" "vllm" "sim" "vllm" "sglang" "sglang" "trtllm" "trtllm-serve") .Values.engine.type -}}
+{{- end -}}
+
+{{/* Where engines have their metrics page. TensorRT-LLM has its iterations at /metrics, as JSON. */}}
+{{- define "tandem.engine.metricsPath" -}}
+{{- ternary "/prometheus/metrics" "/metrics" (eq .Values.engine.type "trtllm") -}}
 {{- end -}}
 
 {{- define "tandem.selectorLabels" -}}

@@ -16,7 +16,7 @@ else stumbles first.
 {{- end -}}
 {{- $problems := list -}}
 {{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism"
-      "memory" "length" "connector" "encoder" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "disruptions" "batch" "autoscaling" "mode" "tls" "monitoring" -}}
+      "memory" "options" "length" "connector" "encoder" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "disruptions" "batch" "autoscaling" "mode" "tls" "monitoring" -}}
   {{- range $line := include (print "tandem.check." $check) $root | splitList "\n" -}}
     {{- with trim $line }}{{ $problems = append $problems (print "  - " .) }}{{ end -}}
   {{- end -}}
@@ -57,7 +57,7 @@ serviceAccount.create is false: name the account that the picker runs as in serv
 {{- define "tandem.check.source" -}}
 {{- $model := .Values.model -}}
 {{- if and (eq .Values.engine.type "sim") (ne $model.source "hf") }}
-{{ printf "model.source is %s, but engine.type sim has no weights to load: set model.source to hf, or engine.type to vllm or sglang"
+{{ printf "model.source is %s, but engine.type sim has no weights to load: set model.source to hf, or engine.type to vllm, sglang or trtllm"
      $model.source }}
 {{- end -}}
 {{- if and (eq $model.source "pvc") (not $model.pvc.claimName) }}
@@ -159,6 +159,15 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
   {{- else if and $version (hasSuffix "lmsysorg/sglang" $image.repository) (not (semverCompare ">=0.5.23" $release)) }}
 {{ printf "engine.image.tag is %s, but this chart asks engines for what SGLang has from 0.5.23 on: raise the tag" $image.tag }}
   {{- end -}}
+{{- else if eq .Values.engine.type "trtllm" -}}
+  {{- if hasSuffix "vllm/vllm-openai" $image.repository }}
+{{ printf "engine.type is trtllm, but engine.image.repository is %s: name an image of TensorRT-LLM, such as nvcr.io/nvidia/tensorrt-llm/release"
+     $image.repository }}
+  {{- else if not (or $image.tag $image.digest) }}
+engine.image has neither tag nor digest: name a version of TensorRT-LLM from 1.2.0 on
+  {{- else if and $version (hasSuffix "tensorrt-llm/release" $image.repository) (not (semverCompare ">=1.2" $version)) }}
+{{ printf "engine.image.tag is %s, but sidecars send engines what TensorRT-LLM knows from 1.2.0 on: raise the tag" $image.tag }}
+  {{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -175,7 +184,7 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
 {{ printf (print "prefill.parallelism.tensor is %d and decode's %d, but engines of sidecar.connector %s hand over only to engines that "
      "share the model alike: make them equal")
      $prefill $decode $connector }}
-{{- else if and (gt $prefill $decode) (not .Values.model.mla) (ne .Values.engine.type "sglang") }}
+{{- else if and (gt $prefill $decode) (not .Values.model.mla) (not (has .Values.engine.type (list "sglang" "trtllm"))) }}
 {{ printf (print "prefill.parallelism.tensor is %d and decode's %d: vLLM cannot hand over to fewer GPUs, so lower the "
      "first, raise the second, or set model.mla for a model with multi-head latent attention")
      $prefill $decode }}
@@ -191,6 +200,9 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
      $name (int $role.parallelism.data) }}
   {{- else if and (eq $.Values.engine.type "sglang") (gt (int $role.parallelism.data) 1) }}
 {{ printf "%s.parallelism.data is %d, but the ranks of an SGLang engine have one port: set it to 1, and --dp-size in %s.args"
+     $name (int $role.parallelism.data) $name }}
+  {{- else if and (eq $.Values.engine.type "trtllm") (gt (int $role.parallelism.data) 1) }}
+{{ printf "%s.parallelism.data is %d, but the ranks of an engine of TensorRT-LLM have one port: set it to 1, and enable_attention_dp in %s.options"
      $name (int $role.parallelism.data) $name }}
   {{- else if and (eq $connector "moriio") (gt (int $role.parallelism.data) 1) }}
 {{ printf (print "%s.parallelism.data is %d, but the chart's ranks are engines of their own, which would all open MoRI-IO's "
@@ -240,12 +252,53 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
 {{- end -}}
 
 
+{{/* The file of an engine of TensorRT-LLM: what the chart makes in it, and what both engines of a pair must have. */}}
+{{- define "tandem.check.options" -}}
+{{- $made := dict "cache_transceiver_config" "it follows from sidecar.connector, engine.leaseSeconds and sidecar.prefillTimeoutSeconds"
+      "return_perf_metrics" "the chart sets it" "enable_iter_perf_stats" "the chart sets it" "model" "set model.name"
+      "max_seq_len" "set engine.maxModelLen" "tensor_parallel_size" "set parallelism.tensor of the role"
+      "pipeline_parallel_size" "pipeline parallelism is not served, so set parallelism.tensor"
+      "context_parallel_size" "context parallelism is not served, so set parallelism.tensor"
+      "otlp_traces_endpoint" "set tracing.endpoint and tracing.engines" -}}
+{{- $cache := dict "tokens_per_block" "set engine.blockSize" "dtype" "set engine.kvCacheDtype" -}}
+{{- $shared := list "attn_backend" "custom_tokenizer" "dtype" "lora_config" "quant_config" "reasoning_parser" "revision" "sparse_attention_config"
+      "speculative_config" "tokenizer" "tokenizer_mode" "tokenizer_revision" "trust_remote_code" -}}
+{{- range $place := list "engine" "prefill" "decode" "encode" -}}
+  {{- $options := (index $.Values $place).options -}}
+  {{- if and $options (or (ne $.Values.engine.type "trtllm") (eq $place "encode")) }}
+{{ printf "%s.options is set, but only prefill and decode engines of engine.type trtllm read it: remove it" $place }}
+  {{- else -}}
+    {{- range $key, $value := $options -}}
+      {{- if hasKey $made $key }}
+{{ printf "%s.options: %s is the chart's to make: %s" $place $key (get $made $key) }}
+      {{- else if and (eq $key "disable_overlap_scheduler") (ne $place "decode") }}
+{{ printf "%s.options: %s is the chart's to make in prefill, whose engines need it: set it in decode.options" $place $key }}
+      {{- else if and (ne $place "engine") (has $key $shared) }}
+{{ printf (print "%s.options: %s must be the same in both roles, or they do not read prompts and each other's KV caches alike: "
+     "move it to engine.options") $place $key }}
+      {{- else if eq $key "kv_cache_config" -}}
+        {{- if not (kindIs "map" $value) }}
+{{ printf "%s.options: kv_cache_config is not a mapping: correct it" $place }}
+        {{- else -}}
+          {{- range $member, $use := $cache -}}
+            {{- if hasKey $value $member }}
+{{ printf "%s.options: kv_cache_config.%s is the chart's to make: %s" $place $member $use }}
+            {{- end -}}
+          {{- end -}}
+        {{- end -}}
+      {{- end -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
 {{/* A prompt leaves one token for its answer at least. SGLang's decode engines compute no prompts, however short. */}}
 {{- define "tandem.check.length" -}}
 {{- $longest := int64 .Values.engine.maxModelLen -}}
 {{- $threshold := int64 .Values.epp.threshold -}}
 {{- $decided := or .Values.epp.config (include "tandem.byCost" .) -}}
-{{- if and $longest (le $longest $threshold) (not $decided) (eq (include "tandem.engineName" .) "vllm") }}
+{{- if and $longest (le $longest $threshold) (not $decided) (ne .Values.engine.type "sglang") }}
 {{ printf (print "engine.maxModelLen is %d, but only prompts of epp.threshold %d or more tokens are prefilled remotely, so none "
      "would be: lower the second, raise the first, or set epp.threshold to 0 (all local)")
      $longest $threshold }}
@@ -304,6 +357,11 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
      "sidecar.keeper.enabled, which holds KV caches for longer")
      $first $lease }}
 {{- end -}}
+{{- if and (gt $first $lease) (eq (include "tandem.connector" .) "trtllm") }}
+{{ printf (print "sidecar.firstEventTimeoutSeconds is %d, but prefill engines drop a KV cache that was not read after "
+     "engine.leaseSeconds %d, so the sidecar would wait in vain: lower the first, or raise the second")
+     $first $lease }}
+{{- end -}}
 {{- if and (lt $prefill 10) (eq .Values.engine.type "sglang") }}
 {{ printf (print "sidecar.prefillTimeoutSeconds is %d, but SGLang's engines wait for each other for whole seconds, 5 less than that, "
      "and at least 5: set it to 10 or more") $prefill }}
@@ -344,6 +402,10 @@ engine.sharedStorage has a claim and a folder of the node: remove claimName or h
 {{- else if and $shared (eq (int64 .Values.engine.maxModelLen) 0) }}
 {{ print "engine.maxModelLen is 0, but engines that store KV caches in engine.sharedStorage end with prompts that are longer than what "
      "they compute in one step: set it, and the chart makes the step as long" }}
+{{- end -}}
+{{- if and (eq $type "trtllm") .Values.engine.apiKeySecret }}
+{{ print "engine.apiKeySecret is set, but engines of TensorRT-LLM ask clients for no key: remove it, and have the proxy check keys "
+     "(proxy.httpFilters)" }}
 {{- end -}}
 {{- if eq $connector "sglang" -}}
   {{- if .Values.engine.apiKeySecret }}
@@ -495,7 +557,7 @@ sidecar.warmUp is true, but sidecars do not have the key of engine.apiKeySecret 
 {{- define "tandem.check.drain" -}}
 {{- $waits := sub (include "tandem.drain.hook" . | int) (include "tandem.drain.settle" . | int) -}}
 {{- $lease := int .Values.engine.leaseSeconds -}}
-{{- if and (lt (int $waits) $lease) (include "tandem.leased" .) }}
+{{- if and (lt (int $waits) $lease) (or (include "tandem.leased" .) (eq (include "tandem.connector" .) "trtllm")) }}
 {{ printf (print "drainSeconds is %v, which leaves a prefill pod %d s to wait for unread hand-offs, but they may come "
      "for engine.leaseSeconds %d: set drainSeconds to %d or more")
      .Values.drainSeconds $waits $lease (add (int .Values.drainSeconds) (sub $lease $waits)) }}
@@ -588,7 +650,7 @@ epp.config has no disagg-profile-handler, so nothing would go to the prefill pod
 decode.replicas is 0: without decode pods nothing is served, so take 1 or more
 {{- end -}}
 {{- $byCost := include "tandem.byCost" . -}}
-{{- $remote := and (or $byCost (gt (int .Values.epp.threshold) 0)) (not .Values.epp.config) (eq (include "tandem.engineName" .) "vllm") -}}
+{{- $remote := and (or $byCost (gt (int .Values.epp.threshold) 0)) (not .Values.epp.config) (ne .Values.engine.type "sglang") -}}
 {{- if and (eq (int $prefill.replicas) 0) (not $prefill.autoscaling.enabled) $remote }}
 {{ printf "prefill.replicas is 0, but prompts %s are to be prefilled remotely: take 1 or more, or set epp.threshold to 0 (all local)"
      (ternary "that cost less so" (printf "from epp.threshold %v tokens on" .Values.epp.threshold) (eq $byCost "true")) }}
@@ -766,6 +828,9 @@ tls.prefill.caConfigMap is set, but the prefill engines have no certificate: nam
 {{- end -}}
 {{- if and (eq .Values.engine.type "sim") $tls.prefill.secret }}
 tls.prefill.secret is set, but the simulated engine does not speak TLS: remove it
+{{- else if and (eq .Values.engine.type "trtllm") (or $tls.prefill.secret $tls.sidecarSecret) }}
+{{ printf (print "tls.%s is set, but engines of TensorRT-LLM do not speak TLS, and the picker reads the metrics of all endpoints in one way: "
+     "remove it") (ternary "prefill.secret" "sidecarSecret" (ne $tls.prefill.secret "")) }}
 {{- end -}}
 {{- include "tandem.check.clients" . -}}
 {{- end -}}

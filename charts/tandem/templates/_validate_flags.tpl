@@ -96,6 +96,24 @@ enable-trace: set tracing.endpoint and tracing.engines
 otlp-traces-endpoint: set tracing.endpoint and tracing.engines
 {{- end -}}
 
+{{- define "tandem.made.trtllm" -}}
+host: it follows from the role
+port: it follows from the role
+config: set engine.options, or options of the role
+extra-llm-api-options: set engine.options, or options of the role
+max-seq-len: set engine.maxModelLen
+tensor-parallel-size: set parallelism.tensor of the role
+tp-size: set parallelism.tensor of the role
+pipeline-parallel-size: pipeline parallelism is not served, so set parallelism.tensor
+pp-size: pipeline parallelism is not served, so set parallelism.tensor
+context-parallel-size: context parallelism is not served, so set parallelism.tensor
+cp-size: context parallelism is not served, so set parallelism.tensor
+server-role: it is for TensorRT-LLM's own proxy
+metadata-server-config-file: it is for TensorRT-LLM's own proxy
+disagg-cluster-uri: it is for TensorRT-LLM's own proxy
+otlp-traces-endpoint: set tracing.endpoint and tracing.engines
+{{- end -}}
+
 {{- define "tandem.made.sim" -}}
 host: it follows from the role
 port: it follows from the role
@@ -258,6 +276,11 @@ mm-processor-kwargs, interleave-mm-strings, config-format, model-impl, runner, c
 [dtype, quantization, revision, tokenizer-path, tokenizer-mode, trust-remote-code, json-model-override-args, chat-template,
 completion-template, tool-call-parser, reasoning-parser, model-impl, enable-lora, lora-paths, max-loras-per-batch, max-lora-rank,
 lora-target-modules, enable-multimodal, enable-dp-attention, speculative-algorithm, speculative-draft-model-path]
+{{- end -}}
+
+{{/* The same for TensorRT-LLM. */}}
+{{- define "tandem.shared.trtllm" -}}
+[backend, chat-template, custom-tokenizer, reasoning-parser, revision, tokenizer, tool-parser, trust-remote-code]
 {{- end -}}
 
 {{/*
