@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -422,7 +423,8 @@ func (r parts) selectorsAgree(t *testing.T) {
 	}
 }
 
-// scalersAgree holds that an autoscaler asks for the series of this release's pickers as Prometheus labels them.
+// scalersAgree holds that an autoscaler asks for the series of this release's pickers as Prometheus labels them, or this release's pickers
+// at a port where they answer.
 func (r parts) scalersAgree(t *testing.T) {
 	t.Helper()
 	for _, scaler := range slices.Concat(r.all.of("HorizontalPodAutoscaler"), r.all.of("ScaledObject")) {
@@ -431,6 +433,20 @@ func (r parts) scalersAgree(t *testing.T) {
 			t.Fatal(err)
 		}
 		service := r.all.named(t, "Service", "-epp").GetName()
+		if strings.Contains(string(text), `"external-push"`) {
+			address := regexp.MustCompile(`"scalerAddress":"([^"]*)"`).FindStringSubmatch(string(text))
+			if want := service + "." + scaler.GetNamespace() + ".svc:9006"; address == nil || address[1] != want {
+				t.Errorf("KEDA asks %v, want %s", address, want)
+			}
+			role := scaler.GetName()[strings.LastIndex(scaler.GetName(), "-")+1:]
+			if !strings.Contains(string(text), `"role":"`+role+`"`) {
+				t.Errorf("%s asks for the size of another role: %s", scaler.GetName(), text)
+			}
+			if at := r.run["epp"]["epp"].flags["scaler-address"]; at != ":9006" {
+				t.Errorf("the picker answers KEDA at %q", at)
+			}
+			continue
+		}
 		monitor, err := json.Marshal(r.all.named(t, "PodMonitor", "-epp").Object["spec"])
 		if err != nil {
 			t.Fatal(err)

@@ -121,7 +121,7 @@ func ruleFile(t *testing.T, query string) string {
 
 // TestMarkedPods: only with epp.markPodsToGo may the picker change pods, and is told to.
 func TestMarkedPods(t *testing.T) {
-	for name, want := range map[string]bool{"sized": true, "keda": false} {
+	for name, want := range map[string]bool{"sized": true, "elastic": true, "keda": false} {
 		t.Run(name, func(t *testing.T) {
 			all := render(t, cases(t)[name]...)
 			rules, _, err := unstructured.NestedSlice(all.named(t, "Role", "-epp").Object, "rules")

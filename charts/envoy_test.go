@@ -35,6 +35,7 @@ func TestEnvoyBootstrap(t *testing.T) {
 		"keeper":                  common,
 		"keda":                    common,
 		"sized":                   common,
+		"elastic":                 common,
 		"shared":                  common,
 		"nixl-push":               common,
 		"mooncake":                common,

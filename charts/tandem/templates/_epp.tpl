@@ -57,6 +57,35 @@ Labels of an object that other programs select by labels which the user sets: (d
 {{- if and .Values.batch.enabled .Values.batch.slots.perEngine (not .Values.epp.config) }}{{ int .Values.batch.slots.perEngine }}{{ end -}}
 {{- end -}}
 
+{{/* Whether KEDA asks the picker how many pods there should be, by the values of a role's autoscaling: "true" or nothing. */}}
+{{- define "tandem.asksPicker" -}}
+{{- if and .enabled (eq .scaler "keda") (eq .metric "tandem_desired_replicas") (not .prometheus) }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether KEDA asks the picker about any role: "true" or nothing. */}}
+{{- define "tandem.scaler" -}}
+{{- $asks := "" -}}
+{{- range include "tandem.roles" . | fromJsonArray }}{{ $asks = print $asks (include "tandem.asksPicker" (index $.Values .).autoscaling) }}{{ end -}}
+{{- if $asks }}true{{ end -}}
+{{- end -}}
+
+{{/* The parameters of the replica-sizer of the chart's own configuration, as JSON; empty if no role is scaled by it. */}}
+{{- define "tandem.sizer.made" -}}
+{{- $made := dict "ttftMs" .Values.epp.goals.ttftMs "tpotMs" .Values.epp.goals.tpotMs -}}
+{{- $sized := false -}}
+{{- range $role := list "prefill" "decode" -}}
+  {{- $values := index $.Values $role -}}
+  {{- $scaling := $values.autoscaling -}}
+  {{- $limits := dict "minReplicas" (int $values.replicas) "maxReplicas" (int $values.replicas) -}}
+  {{- if $scaling.enabled -}}
+    {{- $limits = dict "minReplicas" (int $scaling.minReplicas) "maxReplicas" (int $scaling.maxReplicas) -}}
+    {{- $sized = or $sized (regexMatch "^tandem_(desired|needed)_replicas$" $scaling.metric) -}}
+  {{- end -}}
+  {{- $_ := set $made $role $limits -}}
+{{- end -}}
+{{- if and $sized (not .Values.epp.config) }}{{ toJson $made }}{{ end -}}
+{{- end -}}
+
 {{/* The EndpointPickerConfig. */}}
 {{- define "tandem.epp.config" -}}
 {{- with .Values.epp.config -}}
@@ -119,6 +148,10 @@ plugins:
     parameters: {ttftMs: {{ .ttftMs }}, tpotMs: {{ .tpotMs }}}   # batch.goals
     {{- end }}
     {{- end }}
+  {{- end }}
+  {{- with include "tandem.sizer.made" . }}
+  - type: replica-sizer   # epp.goals, and the limits of the autoscalers
+    parameters: {{ . }}
   {{- end }}
   {{- with include "tandem.slots" . }}
   - type: concurrency-detector
@@ -285,6 +318,9 @@ name: {{ include "tandem.fullname" . }}
 {{- end }}
 {{- if and (eq .Values.mode "gateway") .Values.gateway.singleEndpoint }}
 - --single-endpoint
+{{- end }}
+{{- if include "tandem.scaler" . }}
+- --scaler-address=:9006
 {{- end }}
 {{- if .Values.epp.markPodsToGo }}
 - --mark-pods-to-go

@@ -713,10 +713,12 @@ batch.webhook needs both url and secret: set the other one, or none
 {{- end -}}
 
 
-{{/* The parameters of replica-sizer in epp.config, as JSON; empty without it. */}}
+{{/* The parameters of the picker's replica-sizer, as JSON; empty without it. */}}
 {{- define "tandem.sizer" -}}
 {{- range dig "plugins" list .Values.epp.config -}}
   {{- if eq (toString .type) "replica-sizer" }}{{ default dict .parameters | toJson }}{{ end -}}
+{{- else -}}
+  {{- include "tandem.sizer.made" . -}}
 {{- end -}}
 {{- end -}}
 
@@ -724,7 +726,8 @@ batch.webhook needs both url and secret: set the other one, or none
 {{- define "tandem.check.autoscaling" -}}
 {{- $sizer := include "tandem.sizer" . -}}
 {{- if and .Values.epp.markPodsToGo (not $sizer) }}
-epp.markPodsToGo is true, but nothing says how many pods there should be: add the plugin replica-sizer to epp.config.plugins
+{{ print "epp.markPodsToGo is true, but nothing says how many pods there should be: scale a role by tandem_desired_replicas, or add the "
+     "plugin replica-sizer to epp.config.plugins" }}
 {{- end -}}
 {{- range $role := include "tandem.roles" . | fromJsonArray -}}
   {{- $scaling := (index $.Values $role).autoscaling -}}
@@ -733,8 +736,11 @@ epp.markPodsToGo is true, but nothing says how many pods there should be: add th
     {{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
 {{ printf "%s.minReplicas is %v and maxReplicas %v: raise the second" $where $scaling.minReplicas $scaling.maxReplicas }}
     {{- end -}}
-    {{- if and (eq $scaling.scaler "keda") (not $scaling.prometheus) }}
-{{ printf "%s.scaler is keda, which asks Prometheus itself: give its URL in %s.prometheus" $where $where }}
+    {{- if and (eq $scaling.scaler "keda") (not $scaling.prometheus) (ne $scaling.metric "tandem_desired_replicas") }}
+{{ printf (print "%s.scaler is keda, which asks Prometheus for %s: give its URL in %s.prometheus, or take "
+     "tandem_desired_replicas, which the picker tells KEDA itself") $where $scaling.metric $where }}
+    {{- else if and (include "tandem.asksPicker" $scaling) $scaling.selector }}
+{{ printf "%s.selector has labels, but KEDA asks the picker, which has no series: remove it, or give %s.prometheus" $where $where }}
     {{- end -}}
     {{- range $key := list "namespace" "service" "role" "stage" -}}
       {{- with index $scaling.selector $key }}
