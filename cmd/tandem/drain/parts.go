@@ -87,7 +87,7 @@ func engineLeft(ctx context.Context, client *http.Client, url string, handoffs b
 	case page.Has("sglang:"):
 		return sglangLeft(ctx, client, url+"/v1/loads")
 	}
-	return "", errors.New("its metrics page is neither vLLM's nor SGLang's")
+	return "", errors.New("its metrics page is neither vLLM's nor SGLang's; no page of other engines tells whether they have work: wait for their sidecar (--sidecar)")
 }
 
 // vllmLeft reads vLLM's metrics page. Blocks of the KV cache that a decode engine has yet to pull count as used.
