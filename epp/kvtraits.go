@@ -19,8 +19,11 @@ const (
 	LabelCacheType = "tandem-serving.github.io/kv-cache-dtype"
 )
 
-// EngineVLLM is the name of vLLM.
-const EngineVLLM = "vllm"
+// The names of engines in labels.
+const (
+	EngineVLLM   = "vllm"
+	EngineTRTLLM = "trtllm-serve" // TensorRT-LLM
+)
 
 // ConnectorNIXL is the KV connector of vLLM's engines that have metrics of NIXL, alone or among others.
 const ConnectorNIXL = "nixl"
@@ -28,7 +31,7 @@ const ConnectorNIXL = "nixl"
 // KVTraits are the properties of an engine on which it depends whose KV caches it can read, as far as its metrics page and its labels tell
 // them. What they do not tell is "" or 0, and is compared with nothing.
 type KVTraits struct {
-	Engine         string `json:"engine,omitempty"`    // EngineVLLM or EngineSGLang; "": another one too
+	Engine         string `json:"engine,omitempty"`    // EngineVLLM, EngineSGLang or EngineTRTLLM; "": another one too
 	Connector      string `json:"connector,omitempty"` // ConnectorNIXL; "": another one too
 	Version        string `json:"version,omitempty"`
 	CacheType      string `json:"kv_cache_dtype,omitempty"`
@@ -43,7 +46,8 @@ func labelTraits(labels map[string]string) KVTraits {
 		t.CacheType = of
 	}
 	// Other names may be those of the same engine whose pages are read in another way.
-	if engine := cmp.Or(labels[EngineLabel], labels[EngineLabelOlder]); engine == EngineVLLM || engine == EngineSGLang {
+	switch engine := cmp.Or(labels[EngineLabel], labels[EngineLabelOlder]); engine {
+	case EngineVLLM, EngineSGLang, EngineTRTLLM:
 		t.Engine = engine
 	}
 	if n, err := strconv.Atoi(labels[LabelTensorParallel]); err == nil && n > 0 {

@@ -45,6 +45,8 @@ func TestKVTraits(t *testing.T) {
 		{"engines", labelled(nixl(16, "")), labelled(sglang(16)), "engine: prefill vllm, decode sglang"},
 		{"engines by labels", labelled(epp.Load{}, vllm), labelled(epp.Load{}, isSGLang), "engine: prefill vllm, decode sglang"},
 		{"engines by the older label", labelled(epp.Load{}, vllm), labelled(epp.Load{}, epp.EngineLabelOlder+"=sglang"), "engine"},
+		{"TensorRT-LLM by a label, vLLM by its page", labelled(epp.Load{}, epp.EngineLabel+"=trtllm-serve"), labelled(nixl(16, "")), "engine: prefill trtllm-serve, decode vllm"},
+		{"two of TensorRT-LLM", labelled(epp.Load{}, epp.EngineLabel+"=trtllm-serve"), labelled(epp.Load{}, epp.EngineLabel+"=trtllm-serve"), ""},
 		{"an engine by a name of the user's", labelled(epp.Load{}, epp.EngineLabel+"=vllm-custom"), labelled(epp.Load{}, vllm), ""},
 		{"a page against a wrong label", labelled(sglang(16), vllm), labelled(sglang(16), isSGLang), ""},
 

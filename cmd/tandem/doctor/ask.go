@@ -109,6 +109,18 @@ func (a asker) metrics(ctx context.Context, base string) (promtext.Page, error) 
 	return promtext.Read(bytes.NewReader(got.body))
 }
 
+// engineMetrics reads the metrics page of an engine. TensorRT-LLM's has its iterations where others have the page, as a JSON list.
+func (a asker) engineMetrics(ctx context.Context, base string) (promtext.Page, error) {
+	got, err := a.get(ctx, base+"/metrics")
+	if err == nil && bytes.HasPrefix(got.body, []byte("[")) {
+		got, err = a.get(ctx, base+"/prometheus/metrics")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return promtext.Read(bytes.NewReader(got.body))
+}
+
 // models returns the models that a server serves, the engine's own first.
 func (a asker) models(ctx context.Context, base string) ([]model, error) {
 	var list struct{ Data []model }

@@ -119,10 +119,10 @@ func (f *fleet) handsOverBy(t *target) string {
 	return f.protocol()
 }
 
-// withoutSideChannel reports whether an engine has no NIXL side channel: SGLang's have bootstrap servers, and some connectors another
-// port, or none.
+// withoutSideChannel reports whether an engine has no NIXL side channel: SGLang's have bootstrap servers, TensorRT-LLM's
+// tell each other where they listen, and some connectors have another port, or none.
 func (f *fleet) withoutSideChannel(t *target) bool {
-	return t.sglang() || slices.Contains([]string{protocolMooncake, protocolOffloading, protocolFiles}, f.handsOverBy(t))
+	return t.sglang() || t.trtllm() || slices.Contains([]string{protocolMooncake, protocolOffloading, protocolFiles}, f.handsOverBy(t))
 }
 
 // peerPorts are the variables that set the ports of connectors, and vLLM's defaults.

@@ -29,12 +29,16 @@ func checkMetrics(ctx context.Context, f *fleet) finding {
 	}
 	return each(ctx, live, f.how.Timeout, func(_ context.Context, t *target) finding {
 		switch {
+		case t.pageErr != nil && t.trtllm():
+			return finding{verdict: fail, seen: t.pageErr.Error(), do: "start the engine with return_perf_metrics: true in its configuration"}
 		case t.pageErr != nil:
 			return finding{verdict: fail, seen: t.pageErr.Error()}
 		case t.vllm():
 			return finding{verdict: ok, seen: "vLLM's"}
 		case t.page.Has("sglang:"):
 			return finding{verdict: ok, seen: "SGLang's"}
+		case t.page.Has("trtllm_"):
+			return finding{verdict: ok, seen: "TensorRT-LLM's"}
 		}
 		return finding{verdict: fail, seen: "its metrics page is not that of an engine"}
 	})
@@ -104,8 +108,8 @@ func checkModel(_ context.Context, f *fleet) finding {
 }
 
 func checkLength(_ context.Context, f *fleet) finding {
-	telling := f.modelled()
-	if len(telling) == 0 || telling[0].base().MaxModelLen == 0 {
+	telling := slices.DeleteFunc(f.modelled(), func(t *target) bool { return t.base().MaxModelLen == 0 })
+	if len(telling) == 0 {
 		return noEngine("shows its longest prompt (/v1/models)")
 	}
 	if seen := differ(telling, func(t *target) string { return strconv.Itoa(t.base().MaxModelLen) }); seen != "" {

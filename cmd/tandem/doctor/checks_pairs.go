@@ -20,6 +20,8 @@ func (t *target) traits() (k epp.KVTraits) {
 		k.Engine = epp.EngineSGLang
 	case t.vllm():
 		k.Engine = epp.EngineVLLM
+	case t.trtllm():
+		k.Engine = epp.EngineTRTLLM
 	}
 	if t.page.Has(nixlFamilies) {
 		k.Connector = epp.ConnectorNIXL

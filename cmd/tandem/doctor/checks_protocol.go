@@ -17,7 +17,7 @@ func (t *target) engine() dialect.Engine {
 		return dialect.VLLM
 	case t.sglang():
 		return dialect.SGLang
-	case len(t.models) > 0 && t.models[0].Owner == "tensorrt_llm":
+	case t.trtllm():
 		return dialect.TRTLLM
 	}
 	return ""

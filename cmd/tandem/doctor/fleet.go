@@ -309,7 +309,7 @@ func (f *fleet) meet(ctx context.Context, t *target) {
 	parallel([]func(context.Context){
 		func(ctx context.Context) { t.version, t.versionErr = f.version(ctx, t) },
 		func(ctx context.Context) { t.models, t.modelsErr = f.engines().models(ctx, f.base(t)) },
-		func(ctx context.Context) { t.page, t.pageErr = f.engines().metrics(ctx, f.base(t)) },
+		func(ctx context.Context) { t.page, t.pageErr = f.engines().engineMetrics(ctx, f.base(t)) },
 		func(ctx context.Context) { t.info = f.serverInfo(ctx, t) },
 	}, func(look func(context.Context)) { within(look) })
 	if t.sglang() {
@@ -365,6 +365,11 @@ func (f *fleet) serverInfo(ctx context.Context, t *target) (info serverInfo) {
 
 // vllm reports whether the metrics page is that of a vLLM or its simulation.
 func (t *target) vllm() bool { return t.page.Has("vllm:") }
+
+// trtllm reports whether the page, or the list of models, is that of an engine of TensorRT-LLM. Its page is there only if it was asked for.
+func (t *target) trtllm() bool {
+	return t.page.Has("trtllm_") || len(t.models) > 0 && t.models[0].Owner == "tensorrt_llm"
+}
 
 // cacheInfo returns a label of the page's cache_config_info, one value for each rank that differs; "" if the page has none. SGLang's
 // page has the length of a block in a gauge of its own.

@@ -1,13 +1,46 @@
 package doctor
 
 import (
+	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
 )
+
+// TestEngineOfTensorRTLLM: its metrics page is not where those of others are, and vLLM does not read its KV caches.
+func TestEngineOfTensorRTLLM(t *testing.T) {
+	at := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/metrics":
+			fmt.Fprint(w, "[]")
+		case "/prometheus/metrics":
+			fmt.Fprintln(w, "trtllm_num_requests_running 0")
+		default:
+			http.NotFound(w, r)
+		}
+	})
+	f := &fleet{how: &lookFlags{Timeout: 10 * time.Second}}
+	ask := newDirect()
+	defer ask.http.CloseIdleConnections()
+	of, vllm := &target{name: "prefill", role: pd.RolePrefill}, &target{name: "decode", role: pd.RoleDecode}
+	of.page, of.pageErr = asker{client: ask.http}.engineMetrics(t.Context(), "http://"+at)
+	vllm.page = promtext.Page{seriesNamed("vllm:num_requests_running")}
+	if of.pageErr != nil || of.engine() != dialect.TRTLLM || !f.withoutSideChannel(of) {
+		t.Errorf("the engine is %q, with a side channel: %t, %v", of.engine(), !f.withoutSideChannel(of), of.pageErr)
+	}
+	if why := vllm.traits().Refuses(of.traits()); why != "engine: prefill trtllm-serve, decode vllm" {
+		t.Errorf("vLLM refuses it because of %q", why)
+	}
+	f.targets = []*target{of}
+	if got := checkMetrics(t.Context(), f); got.verdict != ok || !strings.Contains(got.seen, "TensorRT-LLM's") {
+		t.Errorf("%s: %s", got.verdict, got.seen)
+	}
+}
 
 // TestProtocol: the protocol that a pod names, the engine behind it, and what its sidecar has found.
 func TestProtocol(t *testing.T) {
