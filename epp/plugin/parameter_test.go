@@ -90,6 +90,9 @@ func TestProblems(t *testing.T) {
 		{"replica-sizer", "{decode: {maxReplicas: 0}, prefill: {minReplicas: 5, readySeconds: -1}}", "prefill.minReplicas: must be from 0 to maxReplicas, got 5|" +
 			"prefill.readySeconds: must be more than 0 and at most 3600, got -1|decode.maxReplicas: must be from 1 to 1024, got 0"},
 		{"replica-sizer", "decode: {variant: prefill}", `decode.variant: must differ from that of prefill, or their metrics cannot be told apart; got "prefill"`},
+		{"role-turner", "{ttftMs: 3000, tpotMs: 40, attainment: 0.95, gain: 0.2}", ""},
+		{"role-turner", "{ttftMs: 0, tpotMs: -1, attainment: .nan, gain: 0}", "ttftMs: must be more than 0 and at most 3.6e+06, got 0|" +
+			"tpotMs: must be more than 0 and at most 3.6e+06, got -1|gain: must be more than 0 and at most 10, got 0|attainment: must be more than 0 and less than 1, got NaN"},
 
 		{"label-selector-filter", "matchLabels: {'': x}", "matchLabels: a label has no name"},
 		{"by-label-selector", "matchExpressions: [{key: a, operator: In}]", "matchExpressions[0].values: must not be empty with In"},

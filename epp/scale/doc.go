@@ -27,5 +27,10 @@
 //
 // A pool goes to zero as a whole. The first request that waits in the picker (Sizer.Wake) makes the sizes 1 at once.
 //
+// # Roles
+//
+// The same model tells how many requests a split of the replicas bears (Bears). By it a Turner gives each replica that can prefill and decode one of
+// these roles at a time.
+//
 // The package starts and stops no pods, and reads no metrics pages.
 package scale

@@ -81,6 +81,62 @@ func Need(l *Load, o Objective, e *Engines, before int) Needed {
 	return best
 }
 
+// Bears returns how many requests in a second so many replicas give what is wanted, if requests are like those of a load and come independently
+// of each other; at most mostBorne. Where the decider chooses, it is the split of the prompts with which they are the most.
+func Bears(l *Load, o Objective, e *Engines, prefill, decode int) float64 {
+	alike := *l
+	alike.Burst, alike.Tokens = 1, 0
+	n := needs{&alike, o, e}
+	if !l.Chosen || e.NoPrefill {
+		return n.most(n.seen(), prefill, decode, 0)
+	}
+	most := 0.0
+	for split := range len(l.Prompts) + 1 {
+		if split < len(l.Prompts) && l.Prompts[split].Share == 0 {
+			continue // the same as the next one
+		}
+		most = max(most, n.most(n.from(split), prefill, decode, most))
+	}
+	return most
+}
+
+// Bounds of the rates that Bears tells apart, and how exactly, as a share of the rate.
+const (
+	mostBorne  = 1e6
+	leastBorne = 1e-6
+	borneStep  = 0.005
+)
+
+// most returns how many requests in a second so many replicas bear, given the share of each kind of prompts that goes to prefill, or 0 if not more than
+// a rate that is known.
+func (n *needs) most(remote []float64, prefill, decode int, known float64) float64 {
+	bears := func(rate float64) bool {
+		n.Rate = rate
+		if decode < 1 || !n.decodes(decode, remote) {
+			return false
+		}
+		if n.rate(remote) == 0 {
+			return true
+		}
+		return prefill > 0 && n.prefills(prefill, remote, n.at(decode, remote).answers, n.mayBeLate(decode, remote))
+	}
+	low, high := known, max(1, 2*known)
+	if known > 0 && !bears(known*(1+borneStep)) {
+		return 0
+	}
+	for high < mostBorne && bears(high) {
+		low, high = high, 2*high
+	}
+	for high > leastBorne && high-low > borneStep*high {
+		if middle := (low + high) / 2; bears(middle) {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	return low
+}
+
 type needs struct {
 	*Load
 	Objective

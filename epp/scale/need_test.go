@@ -165,3 +165,29 @@ func TestSmallest(t *testing.T) {
 		t.Errorf("%d where no number is enough, want the most", got)
 	}
 }
+
+// TestBearsWhatIsEnough: what Need says to be enough for a rate bears it, and one replica less of either role does not.
+func TestBearsWhatIsEnough(t *testing.T) {
+	for _, chosen := range []bool{false, true} {
+		for _, rate := range []float64{0.5, 7, 20, 300} {
+			l := split(rate)
+			l.Chosen = chosen
+			need := Need(&l, wanted, usual(), 0)
+			if got := Bears(&l, wanted, usual(), need.Prefill, need.Decode); got < rate*(1-borneStep) {
+				t.Errorf("%+v are enough for %v requests in a second, and bear %v", need, rate, got)
+			}
+			if got := Bears(&l, wanted, usual(), need.Prefill, need.Decode-1); got >= rate {
+				t.Errorf("%v requests in a second need %+v, and one decode replica less bears %v", rate, need, got)
+			}
+			if got := Bears(&l, wanted, usual(), need.Prefill-1, need.Decode); !chosen && got >= rate {
+				t.Errorf("%v requests in a second need %+v, and one prefill replica less bears %v", rate, need, got)
+			}
+			if l.Rate != rate {
+				t.Fatalf("the rate of the load is %v after the call, before %v", l.Rate, rate)
+			}
+		}
+	}
+	if l := split(1); Bears(&l, wanted, usual(), 1, 0) != 0 || Bears(&l, wanted, usual(), 0, 1) != 0 {
+		t.Error("requests whose prompts go to prefill are borne without prefill, or without decode")
+	}
+}

@@ -242,11 +242,18 @@ func (s *Sizer) Observe(o *epp.Outcome) {
 	defer s.mu.Unlock()
 	s.mix.answered(o)
 	s.reused.add(o.Decision)
-	if d := o.Decision; d != nil && d.Picks[0].Seen != nil {
-		if c := d.Picks[0].Seen.Load.Cache; c.Blocks > 0 && c.BlockTokens > 0 {
-			s.cache = float64(c.Blocks) * float64(c.BlockTokens)
-		}
+	if tokens, ok := cacheOf(o.Decision); ok {
+		s.cache = tokens
 	}
+}
+
+// cacheOf returns how many tokens fit into the KV cache of the decode endpoint of a decision, which may be nil. ok is false if its page did not say so.
+func cacheOf(d *epp.Decision) (tokens float64, ok bool) {
+	if d == nil || d.Picks[0].Seen == nil {
+		return 0, false
+	}
+	c := d.Picks[0].Seen.Load.Cache
+	return float64(c.Blocks) * float64(c.BlockTokens), c.Blocks > 0 && c.BlockTokens > 0
 }
 
 // tick computes the sizes, and has itself called again.
