@@ -43,8 +43,10 @@ const (
 	// HeaderOutcome reports how an answer ended, as a trailer on streams: see AnswerSummary.
 	HeaderOutcome = "x-tandem-outcome"
 	// HeaderContinued tells how often another engine was asked for the whole answer, and, as a trailer of streams, how often others have
-	// answered or gone on together; absent if none has. Between sidecars it is a header of the request.
+	// answered or gone on together; absent if none has. As a header of a request between sidecars it counts engines that have died or hung.
 	HeaderContinued = "x-tandem-continued"
+	// HeaderLeft tells another sidecar how often a stream has left an engine that is to end. HeaderContinued does not count these moves then.
+	HeaderLeft = "x-tandem-left"
 	// HeaderRetry is on a 502 or 503, or on the 500 or 504 of an engine that has died, if nothing was sent to the client, so
 	// that another decode pod may try.
 	HeaderRetry = "x-tandem-retry"

@@ -541,6 +541,33 @@ func TestStreamLeavesAgain(t *testing.T) {
 	}
 }
 
+// That a stream has left engines which were to end does not count for how often it may go on when one dies.
+func TestStreamThatHasLeftSurvivesADeath(t *testing.T) {
+	decode, second, third, fourth, plain := startSim(t, leisurely), startSim(t, leisurely), startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
+	if err := third.Faults.Add(die(20)); err != nil {
+		t.Fatal(err)
+	}
+	file, once := filepath.Join(t.TempDir(), "pods"), set(func(c *Config) { c.Continue.Times = 1 })
+	s, of2 := startRig(t, addrOf(decode), once), startRig(t, addrOf(second), once, filed(file))
+	write(t, file, addrOf(third)+"\n")
+	pods := []string{addrOf(decode), strings.TrimPrefix(of2.url, "http://"), addrOf(fourth)}
+	resp := mustOpen(t, s.url+completionsPath, longAsk(nil), pd.HeaderDestination, strings.Join(pods, ","))
+	s.Evacuate()
+	mustState(t, second, "the stream to come", busy)
+	of2.Evacuate()
+	got, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := alike(t, post(t, plain.URL+completionsPath, longAsk(nil)).body)
+	if body := alike(t, string(got)); body != want {
+		t.Error(difference(body, want))
+	}
+	of2.mustCount(t, 1, "tandem_continuations_total", "cause", "left", "result", "ok")
+	of2.mustCount(t, 1, "tandem_continuations_total", "result", "no-engine") // after the death, and not "times"
+	s.mustCount(t, 2, "tandem_continuations_total", "result", "ok")
+}
+
 // A stream that two pods which are both to end send to each other moves as often as it may.
 func TestStreamGoesToAndFro(t *testing.T) {
 	first, second, plain := startSim(t, sim.Config{TimeScale: 10}), startSim(t, sim.Config{TimeScale: 10}), startSim(t, sim.Config{})
@@ -548,7 +575,7 @@ func TestStreamGoesToAndFro(t *testing.T) {
 	var pods []string
 	var rigs []*rig
 	for _, e := range []*server.Server{first, second} {
-		r := startRig(t, addrOf(e), goesOn, filed(file)) // three times
+		r := startRig(t, addrOf(e), goesOn, filed(file))
 		r.Evacuate()
 		rigs, pods = append(rigs, r), append(pods, strings.TrimPrefix(r.url, "http://"))
 	}
@@ -563,8 +590,8 @@ func TestStreamGoesToAndFro(t *testing.T) {
 	for _, r := range rigs {
 		moves += r.count(t, "tandem_continuations_total", "cause", "left", "result", "ok")
 	}
-	if moves != 3 {
-		t.Errorf("moved %v times, want 3", moves)
+	if moves != 8 { // handoff.maxLeaves
+		t.Errorf("moved %v times, want 8", moves)
 	}
 }
 

@@ -34,7 +34,7 @@ func (x *Exchange) mayAskAnew(req *intake.Request) {
 	if !able || x.legs.Continue.Times == 0 || x.Route.Strict || req.AsIs || !x.API.Splittable() {
 		return
 	}
-	x.anew, x.Holds = &anew{req: req, before: movedBefore(x.request.Header)}, true
+	x.anew, x.Holds = &anew{req: req, before: countIn(x.request.Header, pd.HeaderContinued)}, true
 }
 
 // noteLeg notes that the local engine has had a leg.

@@ -61,12 +61,16 @@ type mover struct {
 	leave  func()        // ends the leg of the local engine
 	vigil  *vigil        // of the engine that sends the answer
 	failed bool          // the end of the answer cannot be had
-	before int           // how often other sidecars had it go on before the request came here
+	before int           // how many engines had died or hung before the request came here
+
+	leaving   bool // the move that is being tried is from an engine that is to end
+	leaves    int  // how many such engines it has left, by all sidecars
+	ownLeaves int  // how many of these by this one
 }
 
 // mover makes the mover of the stream.
 func (x *Exchange) mover() mover {
-	return mover{x: x, before: movedBefore(x.request.Header) + x.Anew}
+	return mover{x: x, before: countIn(x.request.Header, pd.HeaderContinued) + x.Anew, leaves: countIn(x.request.Header, pd.HeaderLeft)}
 }
 
 // mayGoOn prepares a leg of the local engine whose stream may go on elsewhere, if the request allows that, and returns its body.
@@ -133,18 +137,31 @@ func (x *Exchange) beginsLeg(v *vigil, end func()) {
 	}
 }
 
-// movedBefore reads from a request how often other sidecars had its stream go on. Without that, two pods that are both to end would
-// send a stream to and fro, each by way of all before it.
-func movedBefore(h http.Header) int {
-	n, err := strconv.Atoi(h.Get(pd.HeaderContinued))
+// maxLeaves is how many engines that are to end one stream may leave. In a rollout one pod after another ends, and a stream may leave for one
+// that ends next: of 32 pods, one stream in a thousand meets more than five. Without a bound, two pods that are both to end would send a
+// stream to and fro, each by way of all before it.
+const maxLeaves = 8
+
+// countIn reads from a request how often other sidecars had its stream go on for one of the two reasons.
+func countIn(h http.Header, header string) int {
+	n, err := strconv.Atoi(h.Get(header))
 	if err != nil || n < 0 {
 		return 0
 	}
 	return n
 }
 
-// mayMove reports whether a stream may go on once more that has gone on some times.
-func (m *mover) mayMove(moves int) bool { return m.before+moves < m.x.legs.Continue.Times }
+// deaths returns for how many engines that have died or hung a stream has gone on, of which this sidecar has moved it some times.
+func (m *mover) deaths(moves int) int { return m.before + moves - m.ownLeaves }
+
+// mayMove reports whether a stream may go on that this sidecar has moved some times. A prompt that kills engines is bounded by Times. That an
+// engine is to end is not the prompt's fault, so it does not count for that.
+func (m *mover) mayMove(moves int) bool {
+	if m.leaving {
+		return m.leaves < maxLeaves
+	}
+	return m.deaths(moves) < m.x.legs.Continue.Times
+}
 
 // withMember adds a member, with a comma, to the beginning of a body that is a JSON object with others.
 func withMember(l request.Payload, member []byte) request.Payload {
@@ -196,7 +213,7 @@ func (m *mover) endLeg() {
 const (
 	wentOn      = "ok"
 	askedAnew   = "anew"   // another engine has begun to answer from the beginning
-	tooOften    = "times"  // as often as --continue-times
+	tooOften    = "times"  // as often as --continue-times, or as maxLeaves
 	overBudget  = "budget" // --continue-burst is spent
 	noEngine    = "no-engine"
 	othersFail  = "failed"
@@ -258,14 +275,17 @@ func (o *ongoing) Leave() *relay.Answer {
 	if !x.legs.evacuating.Load() || o.tried || x.Anew > 0 || o.Moves() > 0 || o.Several() || o.Refusal() != "" || o.Ended() {
 		return nil
 	}
-	o.tried = true
+	o.tried, o.leaving = true, true
 	result := o.tryOthers()
+	o.leaving = false
 	x.legs.Metrics.Continued.WithLabelValues(causeLeft, result).Inc()
 	if result != wentOn {
 		x.legs.warnings.Warn("stream stays at an engine that is to end", "request_id", x.ID, "result", result)
 		x.failed = nil // should the local engine die before the stream ends, the others may have capacity by then
 		return nil
 	}
+	o.leaves++
+	o.ownLeaves++
 	return o.answer
 }
 
@@ -384,7 +404,16 @@ func (m *mover) goOnAt(t pd.Target, moves int, send sendLeg) error {
 	header := x.legHeader()
 	header["Accept-Encoding"] = transport.Identity
 	header["Content-Type"] = jsonType
-	header.Set(pd.HeaderContinued, strconv.Itoa(m.before+moves+1))
+	deaths, leaves := m.deaths(moves), m.leaves
+	if m.leaving {
+		leaves++
+	} else {
+		deaths++
+	}
+	header.Set(pd.HeaderContinued, strconv.Itoa(deaths))
+	if leaves > 0 {
+		header.Set(pd.HeaderLeft, strconv.Itoa(leaves))
+	}
 	ctx, span := x.legs.tracing.leg(ctx, spanDecode, header, attribute.Bool("tandem.continues", true),
 		attribute.String("server.address", t.Host), attribute.Int("server.port", int(t.Port)))
 	sent, status := time.Now(), 0
