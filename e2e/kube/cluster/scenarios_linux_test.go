@@ -16,6 +16,7 @@ var scenarios = []scenario{
 	scenarioDoctor,
 	scenarioUninstall,
 	scenarioElsewhere,
+	scenarioEvacuate,
 	scenarioPool,
 	scenarioVLLM,
 }
