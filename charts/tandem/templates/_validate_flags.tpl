@@ -249,6 +249,7 @@ auth-file: set epp.authSecret
 tandem-headers: every decode pod of the chart has Tandem's sidecar
 single-endpoint: set gateway.singleEndpoint
 mark-pods-to-go: set epp.markPodsToGo
+scaler-address: take autoscaling.scaler keda and metric tandem_desired_replicas, for which the chart sets it
 log-level: set epp.logLevel
 zap-log-level: set epp.logLevel
 v: set epp.logLevel
