@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -526,6 +527,41 @@ func TestEnginesConnect(t *testing.T) {
 		}
 	}
 	p.wants(t, 1, 1, 5)
+}
+
+// fullListener accepts nothing at first, as if all descriptors were in use.
+type fullListener struct {
+	net.Listener
+	once sync.Once
+}
+
+func (l *fullListener) Accept() (conn net.Conn, err error) {
+	l.once.Do(func() { err = &net.OpError{Op: "accept", Net: "tcp", Err: syscall.EMFILE} })
+	if err != nil {
+		return nil, err
+	}
+	return l.Listener.Accept()
+}
+
+// TestEnginesConnectAfterAFailedAccept: when all descriptors were in use for a while, engines connect afterwards.
+func TestEnginesConnectAfterAFailedAccept(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPool(t, Options{Topic: "kv@"}, "10.0.0.1:8000")
+	p.work.Go(func() { p.accept(&fullListener{Listener: l}) })
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	c, err := zmtp.Dial(ctx, new(net.Dialer), l.Addr().String(), zmtp.Pub, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.Send([]byte("kv@10.0.0.1:8000@m"), number(0), stored(0, 1, 0, 4)); err != nil {
+		t.Fatal(err)
+	}
+	p.eventually(t, 1, 4)
 }
 
 func TestPlaces(t *testing.T) {

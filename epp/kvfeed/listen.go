@@ -19,6 +19,8 @@ const (
 	maxConnections = 4096
 	// greeting is how long a peer may take to greet.
 	greeting = 10 * time.Second
+	// acceptPause is the pause after a failed accept, which would otherwise fail again at once and use a whole core.
+	acceptPause = time.Second
 )
 
 // listen takes connections of engines until the feed is closed.
@@ -27,15 +29,27 @@ func (f *Feed) listen() {
 	if l == nil {
 		return
 	}
+	f.accept(l)
+}
+
+// accept serves the engines that connect to a listener until the feed is closed, which closes the listener.
+func (f *Feed) accept(l net.Listener) {
 	defer context.AfterFunc(f.ctx, func() { l.Close() })()
 	slots := make(chan struct{}, maxConnections)
 	for {
 		conn, err := l.Accept()
 		if err != nil {
-			if f.ctx.Err() == nil {
-				f.log.Error("no further engine can connect for KV events", "address", f.options.Listen, "error", err)
+			if f.ctx.Err() != nil {
+				return
 			}
-			return
+			// Most likely there are too many open files. The next engine waits in the kernel.
+			f.log.Error("no engine can connect for KV events: trying again", "address", f.options.Listen, "error", err)
+			select {
+			case <-f.ctx.Done():
+				return
+			case <-time.After(acceptPause):
+			}
+			continue
 		}
 		select {
 		case slots <- struct{}{}:
