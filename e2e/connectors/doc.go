@@ -2,6 +2,6 @@
 // has tests only, and `make test-connectors` runs them: each pair has a minute of start, and a plain engine with the same weights
 // says what the answers must be.
 //
-// Three pairs, those of files and of MultiConnector and the bidirectional one, have a few rounds of random bodies and damaged hand-offs, too;
-// CONNECTORSFLAGS=-connectors.fuzz=3m has minutes of them. A run that fails prints the seed that makes the same bodies and damage again.
+// Each pair but that of ranks has a few rounds of random bodies and damaged hand-offs, too; CONNECTORSFLAGS=-connectors.fuzz=3m has minutes of
+// them. A run that fails prints the seed that makes the same bodies and damage again.
 package connectors

@@ -23,7 +23,7 @@ type nixlParams struct {
 	tokens int    // remote_num_tokens; -1 = absent (older engines)
 	cached int    // remote_prefill_cached_tokens; -1 = absent (older engines: decode's usage is then corrected)
 	pushed bool   // transfer_mode is "push"
-	sized  bool   // tp_size is there
+	sized  bool   // tp_size is there, it and pp_size are numbers of ranks, and neither is null
 }
 
 // maxHandoff caps the object: 128 k blocks of 7 digits, far above what a prompt of a million tokens needs.
@@ -45,6 +45,8 @@ const (
 	hoTensor
 	hoPipeline
 	hoMode
+	hoDecode
+	hoForeign // and the next ones
 )
 
 var handoffTable = body.NewTable(
@@ -60,6 +62,12 @@ var handoffTable = body.NewTable(
 	body.Want{Path: "tp_size"},
 	body.Want{Path: "pp_size"},
 	body.Want{Path: "transfer_mode", Once: true},
+	body.Want{Path: "do_remote_decode", Once: true},
+	// Names of peers by OffloadingConnector, which an engine can have in addition to NIXL. A string in place of an object ends it, and a peer
+	// that is dead breaks the engine's other sessions. NIXL writes none of them.
+	body.Want{Path: "remote_decoder"},
+	body.Want{Path: "remote_prefiller"},
+	body.Want{Path: "remote_kv_source"},
 )
 
 // handoffScanners reuses scanners, whose first allocations are most of the cost of a hand-off.
@@ -67,7 +75,7 @@ var handoffScanners = sync.Pool{New: func() any { return new(body.Scanner) }}
 
 // parseHandoff checks raw, the value of kv_transfer_params in a prefill engine's answer, and keeps it. It requires what
 // vLLM's decode side does not survive without: do_remote_prefill true, the five remote_* members present and of their type,
-// and remote_block_ids a list of lists of non-negative integers with at least one id; some but not all lists may be empty.
+// do_remote_decode not, and remote_block_ids a list of lists of non-negative integers with at least one id; some but not all lists may be empty.
 func parseHandoff(raw []byte) (nixlParams, error) {
 	if len(raw) > maxHandoff {
 		return nixlParams{}, fmt.Errorf("hand-off object is longer than %d bytes", maxHandoff)
@@ -113,7 +121,18 @@ func readHandoff(raw []byte, s *body.Scanner) (nixlParams, error) {
 	if h.pin.Tensor == 0 || h.pin.Pipeline == 0 {
 		h.pin.Tensor, h.pin.Pipeline = 0, 0
 	}
-	_, h.sized = s.Find(hoTensor)
+	tensor, ok := s.Find(hoTensor)
+	pipeline, also := s.Find(hoPipeline)
+	h.sized = h.pin.Tensor > 0 && ok && tensor.Kind == body.Number && (!also || pipeline.Kind == body.Number)
+	// Of anything that Python takes for true, a decode engine would keep the answer's blocks for yet another engine, and one that is pushed to ends.
+	if m, ok := s.Find(hoDecode); ok && m.Kind != body.False && m.Kind != body.Null {
+		return nixlParams{}, errors.New("hand-off asks for a further one: do_remote_decode is not false")
+	}
+	for want := hoForeign; want < handoffTable.Wants(); want++ {
+		if _, ok := s.Find(want); ok {
+			return nixlParams{}, fmt.Errorf("hand-off has %s, which is not NIXL's", handoffTable.Path(want))
+		}
+	}
 	m, ok := s.Find(hoMode)
 	h.pushed = ok && string(raw[m.Value.Start:m.Value.End]) == `"push"`
 	m, ok = s.Find(hoBlocks)

@@ -181,7 +181,6 @@ func TestParseHandoffAccepts(t *testing.T) {
 		{"the greatest port", offer("remote_port", `65535`)},
 		{"escapes in a value", offer("remote_engine_id", `"a\u002d\"b\""`)},
 		{"an escape in a name", strings.Replace(offer("", ""), "remote_port", `remote\u005fport`, 1)},
-		{"both marks", offer("do_remote_decode", `true`)},
 		{"an unknown member", offer("tier", `{"deep":[1,{"x":null}]}`)},
 		{"an unknown member twice", strings.Replace(offer("tier", `1`), `"tier"`, `"tier":0,"tier"`, 1)},
 		{"blanks everywhere", strings.NewReplacer(",", " ,\n", ":", " :\t").Replace(offer("remote_engine_id", `"e"`))},
@@ -327,6 +326,11 @@ func TestParseHandoffRefuses(t *testing.T) {
 		{"nested too deeply", offer("x", strings.Repeat("[", 16)+strings.Repeat("]", 16)), "nested too deeply"},
 		{"the members one level too deep", `{"kv_transfer_params":` + good + `}`, "do_remote_prefill true"},
 		{"names in capitals", strings.ToUpper(good), "value"},
+		{"a further hand-off", offer("do_remote_decode", `true`), "do_remote_decode is not false"},
+		{"a further hand-off, by a list", offer("do_remote_decode", `[1]`), "do_remote_decode is not false"},
+		{"another connector's peer", strings.TrimSuffix(good, "}") + `,"remote_decoder":"x"}`, "has remote_decoder, which is not NIXL's"},
+		{"another connector's peer, rightly", strings.TrimSuffix(good, "}") + `,"remote_prefiller":{"kv_request_id":"1","remote_host":"h","remote_port":1}}`, "has remote_prefiller"},
+		{"another connector's source", strings.TrimSuffix(good, "}") + `,"remote_kv_source":null}`, "has remote_kv_source"},
 		{"too long", offer("x", `"`+strings.Repeat("x", 1<<20)+`"`), "longer than 1048576 bytes"},
 	}
 	for _, c := range cases {

@@ -101,7 +101,7 @@ func (a *pushAttempt) decode(stream bool) (request.Payload, error) {
 
 var (
 	errNotPush = fmt.Errorf("%w: the prefill engine does not push KV caches (its answer lacks transfer_mode push): set --kv-connector=nixlv2", ErrWrongProtocol)
-	errNoSize  = errors.New("hand-off lacks tp_size, without which a decode engine that is pushed to ends")
+	errNoSize  = errors.New("hand-off lacks numbers of ranks in tp_size and pp_size, without which a decode engine that is pushed to ends")
 )
 
 // Accept implements Attempt.

@@ -98,3 +98,31 @@ func TestPushResponses(t *testing.T) {
 		t.Errorf("prefill leg %s\ndecode leg %s", prefill, decode)
 	}
 }
+
+// A decode engine that is pushed to ends at numbers of ranks that are none, at null and where the one is not there that must be.
+func TestPushRefusesRanks(t *testing.T) {
+	d, _ := dialect.New("nixl-push", dialect.Options{Lease: 30 * time.Second})
+	for _, params := range []string{
+		strings.Replace(pushed, `"tp_size":1,`, "", 1),
+		strings.Replace(pushed, `"tp_size":1`, `"tp_size":null`, 1),
+		strings.Replace(pushed, `"tp_size":1`, `"tp_size":0`, 1),
+		strings.Replace(pushed, `"pp_size":1`, `"pp_size":null`, 1),
+		strings.Replace(pushed, `"pp_size":1`, `"pp_size":["",{}]`, 1),
+		strings.Replace(pushed, `"pp_size":1`, `"pp_size":1.5`, 1),
+	} {
+		a, err := memberAttempt(t, d, pd.APICompletions, `{"prompt":"x"}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Accept([]byte(`{"kv_transfer_params":` + params + `}`)); err == nil || !strings.Contains(err.Error(), "numbers of ranks") {
+			t.Errorf("%s: %v", params, err)
+		}
+	}
+	a, err := memberAttempt(t, d, pd.APICompletions, `{"prompt":"x"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Accept([]byte(`{"kv_transfer_params":` + strings.Replace(pushed, `"pp_size":1,`, "", 1) + `}`)); err != nil {
+		t.Errorf("without pp_size: %v", err)
+	}
+}
