@@ -117,6 +117,7 @@ func (f *flags) Validate(p *boot.Problems) {
 	}
 	p.Require(f.Transfer.Library == "" || f.Transfer.Transport == overNIXL,
 		"nixl-library", "has no effect with --transport %s: leave it out", f.Transfer.Transport)
+	p.Require(f.SGLang.Ranks == 1 || f.Engine == sglangID, "dp-size", "has no effect with --engine %s: leave it out", f.Engine)
 	p.Require(f.KV.HostBlocks == 0 || f.Engine == vllm, "host-blocks", "has no effect with --engine %s: leave it out", f.Engine)
 	if f.KV.Events != "" {
 		p.RequireAddress("kv-events-address", f.KV.Events)
