@@ -38,7 +38,7 @@ var checks = []check{
 	{"engines", "model-length", "all engines accept prompts of the same length",
 		"start all engines with the same --max-model-len: one must not refuse a prompt that another accepts", checkLength},
 	{"engines", "block-size", "the block size of the KV caches of prefill and decode, and of the picker's prefix index",
-		"start all engines with the same --block-size (SGLang: --page-size), and put it into the picker's configuration (blockSizeTokens)", checkBlockSize},
+		"start all engines with the same --block-size (SGLang: --page-size, TensorRT-LLM: tokens_per_block), and put it into the picker's configuration (blockSizeTokens)", checkBlockSize},
 	{"engines", "kv-cache", "data type, layout and hashing of the KV caches",
 		"start all engines with the same --kv-cache-dtype and --prefix-caching-hash-algo, and with prefix caching on", checkCache},
 	{"engines", "parallelism", "the tensor parallelism of prefill and decode",

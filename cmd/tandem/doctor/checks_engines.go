@@ -131,10 +131,10 @@ func (f *fleet) cached() (telling []*target) {
 func checkBlockSize(_ context.Context, f *fleet) finding {
 	telling := f.cached()
 	if len(telling) == 0 {
-		return noEngine("shows its block size (vllm:cache_config_info, sglang:page_size)")
+		return noEngine("shows its block size (vllm:cache_config_info, " + sglangBlock + ", " + trtllmBlock + ")")
 	}
 	if seen := differ(telling, func(t *target) string { return t.cacheInfo(blockLabel) }); seen != "" {
-		if f.onlySGLang() {
+		if !slices.ContainsFunc(telling, (*target).vllm) {
 			return finding{verdict: fail, seen: seen}
 		}
 		return finding{verdict: warn, seen: seen} // engines of vLLM compare the blocks of their attention kernels, which are smaller
@@ -153,7 +153,7 @@ func checkBlockSize(_ context.Context, f *fleet) finding {
 var cacheLabels = []string{"cache_dtype", "kv_cache_layout", "mamba_cache_dtype", "mamba_ssm_cache_dtype", "sliding_window", "hash_block_size", "prefix_caching_hash_algo"}
 
 func checkCache(_ context.Context, f *fleet) finding {
-	telling := slices.DeleteFunc(f.cached(), (*target).sglang)
+	telling := slices.DeleteFunc(f.cached(), func(t *target) bool { return !t.vllm() })
 	if f.onlySGLang() {
 		return finding{} // they do not show it
 	}

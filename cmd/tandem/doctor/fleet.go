@@ -371,13 +371,22 @@ func (t *target) trtllm() bool {
 	return t.page.Has("trtllm_") || len(t.models) > 0 && t.models[0].Owner == "tensorrt_llm"
 }
 
-// cacheInfo returns a label of the page's cache_config_info, one value for each rank that differs; "" if the page has none. SGLang's
-// page has the length of a block in a gauge of its own.
+// Gauges of the tokens in a KV block, on pages that have it in no label.
+const (
+	sglangBlock = "sglang:page_size"
+	trtllmBlock = "trtllm_kv_cache_tokens_per_block"
+)
+
+// cacheInfo returns a label of the page's cache_config_info, one value for each rank that differs; "" if the page has none. The pages of SGLang and
+// TensorRT-LLM have the length of a block in a gauge of its own.
 func (t *target) cacheInfo(label string) string {
 	var values []string
-	if label == blockLabel && t.sglang() {
+	if label == blockLabel && !t.vllm() {
 		for _, s := range t.page {
-			if v := strconv.FormatFloat(s.Value, 'f', -1, 64); s.Name == "sglang:page_size" && !slices.Contains(values, v) {
+			if s.Name != sglangBlock && s.Name != trtllmBlock {
+				continue
+			}
+			if v := strconv.FormatFloat(s.Value, 'f', -1, 64); !slices.Contains(values, v) {
 				values = append(values, v)
 			}
 		}

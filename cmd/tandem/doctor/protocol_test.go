@@ -42,6 +42,40 @@ func TestEngineOfTensorRTLLM(t *testing.T) {
 	}
 }
 
+// TestBlockSizeOfTensorRTLLM: engines of TensorRT-LLM must have blocks of one size, and so must the picker's prefix index.
+func TestBlockSizeOfTensorRTLLM(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		prefill, decode string // their pages
+		index           int    // tokens in a block of the picker's index; 0: unknown
+		want            verdict
+		seen, do        string
+	}{
+		{"equal", trtllmBlock + " 64.0", trtllmBlock + " 64.0", 64, ok, "all 64 tokens", ""},
+		{"of another size", trtllmBlock + " 64.0", trtllmBlock + " 32.0", 0, fail, "32 (decode)", ""},
+		{"not that of the index", trtllmBlock + " 64.0", trtllmBlock + " 64.0", 16, warn, "all engines 64 tokens, but the prefix index of picker 16", "blockSizeTokens"},
+		{"not shown", "trtllm_num_requests_running 0.0", "trtllm_num_requests_running 0.0", 16, unknown, trtllmBlock, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := &fleet{pickers: []*picker{{name: "picker", block: c.index}}}
+			for _, e := range []*target{{name: "prefill", role: pd.RolePrefill}, {name: "decode", role: pd.RoleDecode}} {
+				text := map[string]string{"prefill": c.prefill, "decode": c.decode}[e.name]
+				var err error
+				if e.page, err = promtext.Read(strings.NewReader(text + "\n")); err != nil {
+					t.Fatal(err)
+				}
+				f.targets = append(f.targets, e)
+			}
+			if got := checkBlockSize(t.Context(), f); got.verdict != c.want || !strings.Contains(got.seen, c.seen) || !strings.Contains(got.do, c.do) {
+				t.Errorf("%s: %s → %s", got.verdict, got.seen, got.do)
+			}
+			if got := checkCache(t.Context(), f); got.verdict != unknown {
+				t.Errorf("its KV cache configuration, of which its page has nothing: %s: %s", got.verdict, got.seen)
+			}
+		})
+	}
+}
+
 // TestProtocol: the protocol that a pod names, the engine behind it, and what its sidecar has found.
 func TestProtocol(t *testing.T) {
 	vllm, sglang := promtext.Page{seriesNamed("vllm:num_requests_running")}, promtext.Page{seriesNamed("sglang:page_size")}
