@@ -2,8 +2,9 @@
 // hook of an engine's container: an engine that gets SIGTERM cuts its streams at once and loses the KV caches that no decode
 // engine has pulled yet.
 //
-// It takes the addresses of the pod's own parts. It prints a line for each change of the remaining work, and returns exit
-// code 0 once there is none, or 1 at the timeout. A part that has ended has no work. Two checks in a row must find no work,
+// It takes the addresses of the pod's own parts, or of those of the leader of its group: workers of an engine that spans several pods must not
+// end before the leader has no work. It prints a line for each change of the remaining work, and returns exit
+// code 0 once there is none, or 1 at the timeout. A part that has ended, or whose pod has, has no work. Two checks in a row must find no work,
 // since a request may just be on its way between sidecar and engine.
 //
 // With --install it only copies its own program to a folder that containers without the program share.

@@ -80,7 +80,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	return w.wait(ctx)
 }
 
-// newClient returns a client that follows no redirect and uses no proxy: all addresses belong to this pod.
+// newClient returns a client that follows no redirect and uses no proxy: all addresses belong to this pod, or to the leader of its group.
 func newClient() *http.Client {
 	return &http.Client{
 		Transport:     &http.Transport{TLSClientConfig: ownTLS(), DialContext: (&net.Dialer{Timeout: lookTimeout}).DialContext},

@@ -104,6 +104,24 @@ func TestEvacuate(t *testing.T) {
 	d.mustEnd(t, 0, "")
 }
 
+// A worker of a group asks for its leader by name: once the leader's pod is gone, no name server knows it.
+func TestGone(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"refused":          {&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, true},
+		"no such name":     {&net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "decode-0.decode", IsNotFound: true}}, true},
+		"no name server":   {&net.OpError{Op: "dial", Err: &net.DNSError{Err: "server misbehaving", Name: "decode-0.decode", IsTemporary: true}}, false},
+		"no answer":        {context.DeadlineExceeded, false},
+		"an answer at all": {nil, false},
+	} {
+		if got := gone(c.err); got != c.want {
+			t.Errorf("%s: %v counts as gone: %t", name, c.err, got)
+		}
+	}
+}
+
 // newEmptyServer serves nothing, as the metrics port of a sidecar does at this path.
 func newEmptyServer(t *testing.T) string {
 	t.Helper()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -67,10 +68,14 @@ func evacuate(ctx context.Context, client *http.Client, url string) error {
 	return nil
 }
 
-// gone reports whether the part refuses connections: it has ended or never ran, so there is nothing to wait for.
-func gone(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+// gone reports whether the part refuses connections, or its name stands for no address any more: it has ended or never ran, so there is
+// nothing to wait for.
+func gone(err error) bool {
+	lookup, failed := errors.AsType[*net.DNSError](err)
+	return errors.Is(err, syscall.ECONNREFUSED) || failed && lookup.IsNotFound
+}
 
-// ownTLS verifies nothing: the pod connects to itself, by an address that its certificate does not name.
+// ownTLS verifies nothing: the pod connects to itself or to the leader of its group, by an address that the certificate does not name.
 func ownTLS() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // see above
 }
