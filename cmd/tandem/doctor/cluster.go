@@ -30,6 +30,8 @@ import (
 const (
 	instanceLabel  = "app.kubernetes.io/instance"
 	componentLabel = "app.kubernetes.io/component"
+	// workerLabel is the number of a pod in its group, which the controller of LeaderWorkerSets sets: 0 is the leader.
+	workerLabel = "leaderworkerset.sigs.k8s.io/worker-index"
 )
 
 // cluster holds the objects of a namespace.
@@ -198,6 +200,9 @@ func (c *cluster) choose(flags *clusterFlags) error {
 		_, hasRole := pod.Labels[pd.RoleLabel]
 		component := pod.Labels[componentLabel]
 		engine := hasRole || component == "prefill" || component == "decode" || flags.Selector != ""
+		if !hasRole && pod.Labels[workerLabel] != "" && pod.Labels[workerLabel] != "0" {
+			engine = false // the leader of its group serves for it
+		}
 		if engine && pod.DeletionTimestamp == nil && selector.Matches(labels.Set(pod.Labels)) {
 			c.engines = append(c.engines, pod)
 			releases[pod.Labels[instanceLabel]] = true

@@ -156,6 +156,9 @@ func TestCluster(t *testing.T) {
 		breaks      func(r *release)
 	}{
 		{"healthy", "", ok, "", "", func(*release) {}},
+		{"a worker of a group", "", ok, "", "", func(r *release) {
+			r.pods = append(r.pods, pod("decode-0-1", map[string]string{instanceLabel: releaseName, componentLabel: "decode", workerLabel: "1"}, nil))
+		}},
 		{"pod not ready", "pods", fail, "prefill-0: not ready: containers with unready status", "kubectl describe pod", func(r *release) { r.notReady = "prefill-0" }},
 		{"selector of another label", "selector", fail, "the InferencePool chat does not select decode-0", "labels of this release's engines", func(r *release) {
 			delete(r.find("decode-0").Labels, "llm-d.ai/inference-serving")
