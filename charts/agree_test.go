@@ -58,7 +58,7 @@ func TestEndsAgree(t *testing.T) {
 // parts is a release, taken apart.
 type parts struct {
 	all  objects
-	pods map[string]*unstructured.Unstructured // by component
+	pods map[string]*unstructured.Unstructured // by component; the workers of a group are one with workerSuffix
 	run  map[string]map[string]commandLine     // by component and container
 }
 
@@ -75,6 +75,9 @@ func readRelease(t *testing.T, all objects) parts {
 	r := parts{all: all, pods: map[string]*unstructured.Unstructured{}, run: map[string]map[string]commandLine{}}
 	for _, pod := range all.pods(t) {
 		component := pod.GetLabels()["app.kubernetes.io/component"]
+		if strings.HasSuffix(pod.GetName(), workerSuffix) {
+			component += workerSuffix
+		}
 		r.pods[component], r.run[component] = pod, map[string]commandLine{}
 		for _, c := range containers(t, pod) {
 			r.run[component][c["name"].(string)] = readCommand(c)
@@ -159,10 +162,11 @@ func (r parts) portsAgree(t *testing.T) {
 	}
 }
 
-// ranks returns how many engines a pod has.
+// ranks returns at how many ports a pod has engines: the ranks of a group have one.
 func (r parts) ranks(t *testing.T, component string) int {
 	t.Helper()
-	if size, ok := r.run[component]["engine"].flags["data-parallel-size"]; ok {
+	flags := r.run[component]["engine"].flags
+	if size, ok := flags["data-parallel-size"]; ok && flags["nnodes"] == "" {
 		return number(t, size)
 	}
 	return 1

@@ -42,6 +42,7 @@ func TestCluster(t *testing.T) {
 	t.Run("install, upgrade, uninstall", func(t *testing.T) { installs(t, plane) })
 	t.Run("rights in mode selector", func(t *testing.T) { rightsSuffice(t, plane, "selector", cases(t)["sim"]...) })
 	t.Run("rights in mode pool", func(t *testing.T) { rightsSuffice(t, plane, "pool", cases(t)["pool"]...) })
+	t.Run("groups are scaled", func(t *testing.T) { groupsAreScaled(t, plane) })
 	t.Run("two releases", func(t *testing.T) { releasesAreApart(t, plane) })
 }
 
@@ -66,7 +67,8 @@ func withoutVersions(args []string) []string {
 	return slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return strings.HasPrefix(arg, "--api-versions=") })
 }
 
-// objectsAreAccepted applies objects, and a pod of each template: of a Deployment with bad pods the API server only warns.
+// objectsAreAccepted applies objects, and a pod of each template: of a Deployment with bad pods the API server only warns, and of
+// groups with bad pods it says nothing.
 func objectsAreAccepted(t *testing.T, plane *controlplane.Plane, all objects) {
 	all = slices.Concat(all, all.pods(t))
 	if _, err := plane.Kubectl(t.Context(), list(t, all), "apply", "--server-side", "--dry-run=server", "-f", "-"); err != nil {
@@ -89,21 +91,34 @@ func (all objects) pods(t *testing.T) (pods objects) {
 	t.Helper()
 	pods = all.of("Pod")
 	for _, o := range all.of("Deployment") {
-		template, found, err := unstructured.NestedMap(o.Object, "spec", "template")
-		if err != nil || !found {
-			t.Fatalf("%s has no pod template: %v", o.GetName(), err)
-		}
-		pod := &unstructured.Unstructured{Object: template}
-		pod.SetAPIVersion("v1")
-		pod.SetKind("Pod")
-		pod.SetName(o.GetName() + "-pod")
-		pod.SetNamespace(o.GetNamespace())
-		pods = append(pods, pod)
+		pods = append(pods, podOfTemplate(t, o, "-pod", "spec", "template"))
+	}
+	for _, o := range all.of("LeaderWorkerSet") {
+		pods = append(pods, podOfTemplate(t, o, "-pod", "spec", "leaderWorkerTemplate", "leaderTemplate"),
+			podOfTemplate(t, o, workerSuffix, "spec", "leaderWorkerTemplate", "workerTemplate"))
 	}
 	if len(pods) == 0 {
 		t.Fatal("there is no pod template")
 	}
 	return pods
+}
+
+// workerSuffix ends the names of pods that pods makes of workers' templates.
+const workerSuffix = "-worker"
+
+// podOfTemplate returns a pod as the template at a path of an object makes it.
+func podOfTemplate(t *testing.T, o *unstructured.Unstructured, suffix string, path ...string) *unstructured.Unstructured {
+	t.Helper()
+	template, found, err := unstructured.NestedMap(o.Object, path...)
+	if err != nil || !found {
+		t.Fatalf("%s has no pod template: %v", o.GetName(), err)
+	}
+	pod := &unstructured.Unstructured{Object: template}
+	pod.SetAPIVersion("v1")
+	pod.SetKind("Pod")
+	pod.SetName(o.GetName() + suffix)
+	pod.SetNamespace(o.GetNamespace())
+	return pod
 }
 
 // privilegesAreRefused holds that the namespace judges pods at all, in each of the ways that the chart's pods pass.
@@ -161,6 +176,26 @@ func leftovers(t *testing.T, plane *controlplane.Plane, in string) []string {
 	found := strings.Fields(kubectl(t, plane, "", "get", strings.Join(kinds, ","), "--namespace", in, "-o", "name"))
 	slices.Sort(found)
 	return slices.Compact(found)
+}
+
+// groupsAreScaled holds that the role of groups has the subresource by which autoscalers and kubectl set how many there are, and that an upgrade leaves
+// what they have set.
+func groupsAreScaled(t *testing.T, plane *controlplane.Plane) {
+	makeNamespace(t, plane, "groups")
+	at := []string{"--namespace", "groups", "--kubeconfig", plane.Kubeconfig()}
+	install := append([]string{"install", release, chart}, withoutVersions(cases(t)["groups"])...)
+	if _, err := helm(t, append(install, at...)...); err != nil {
+		t.Fatal(err)
+	}
+	const decode = "leaderworkerset/demo-tandem-decode"
+	kubectl(t, plane, "", "scale", decode, "--namespace=groups", "--replicas=3")
+	upgrade := append([]string{"upgrade", release, chart, "--set=epp.threshold=1024"}, withoutVersions(cases(t)["groups"])...)
+	if _, err := helm(t, append(upgrade, at...)...); err != nil {
+		t.Fatal(err)
+	}
+	if got := kubectl(t, plane, "", "get", decode, "--namespace=groups", "--output=jsonpath={.spec.replicas} {.spec.leaderWorkerTemplate.size}"); got != "3 4" {
+		t.Errorf("groups and pods of each are %q, want 3 and 4", got)
+	}
 }
 
 // releasesAreApart installs two releases into one namespace, of different modes: no object belongs to both, and no selector

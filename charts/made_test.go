@@ -16,7 +16,7 @@ var flagName = regexp.MustCompile(`^--([a-z0-9_-]+)`)
 
 // free are the flags that do no harm if given twice, and those that the cases give themselves.
 var free = []string{"log-format", "disable-uvicorn-access-log", "refresh-metrics-interval", "quantization",
-	"max-num-batched-tokens", "chunked-prefill-size", "retention", "tenant-max-bytes"}
+	"enable-expert-parallel", "max-num-batched-tokens", "chunked-prefill-size", "retention", "tenant-max-bytes"}
 
 // TestMadeFlags holds that a user's arguments cannot undo those that the chart makes: each of them, in whatever values made
 // it, is refused among the arguments of that container.

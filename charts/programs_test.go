@@ -141,7 +141,7 @@ func check(t *testing.T, files *strings.Replacer, command []string) {
 // into those on this machine. Secrets hold a certificate and a secret, whatever they are for.
 func mount(t *testing.T, all objects, pod *unstructured.Unstructured, container map[string]any) *strings.Replacer {
 	t.Helper()
-	places := map[string]string{"$(POD_IP)": "10.0.0.1"}
+	places := map[string]string{"$(POD_IP)": "10.0.0.1", "$LWS_LEADER_ADDRESS": "demo-tandem-decode-0.demo-tandem-decode.models"}
 	mounts, _, err := unstructured.NestedSlice(container, "volumeMounts")
 	if err != nil {
 		t.Fatal(err)

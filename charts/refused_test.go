@@ -165,6 +165,11 @@ func TestAdviceIsEnough(t *testing.T) {
 		"another type of KV cache":  "engine.kvCacheDtype=fp8_e4m3",
 		"keepers need no key":       "sidecar.keeper.enabled=true,engine.apiKeySecret=key",
 		"a batch server's own node": "batch.enabled=true,batch.maxUnavailable=0",
+		"groups of all ranks":       "prefill.group.size=2,prefill.parallelism.data=16,decode.group.size=4,decode.parallelism.data=2,decode.parallelism.tensor=8",
+		"groups that end together":  "decode.group.size=2,decode.parallelism.tensor=2,decode.maxUnavailable=2",
+		"the longest name":          "decode.group.size=2,decode.parallelism.tensor=2,fullnameOverride=" + strings.Repeat("a", 41),
+		"marks of other pods":       "epp.markPodsToGo=true,prefill.group.size=2,prefill.parallelism.tensor=2,decode.parallelism.tensor=2,decode.autoscaling.enabled=true,decode.autoscaling.metric=tandem_desired_replicas,decode.autoscaling.target=1",
+		"eight ranks of one pod":    "decode.parallelism.data=8",
 		"streams to prefill":        "sidecar.continuation.times=1,sidecar.continuation.onPrefill=true",
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -352,6 +352,8 @@ func TestPlugins(t *testing.T) {
 // foreignFlags are flags of other programs that pages name.
 var foreignFlags = []string{"--api-key", "--block-size", "--chat-template", "--kv-transfer-config", "--mm-processor-cache-gb", "--no-enable-prefix-caching", "--prefix-caching-hash-algo", "--shutdown-timeout", "--flag", "--force-conflicts", "--ssl-certfile", "--ssl-keyfile",
 	"--version", "--help", "--check", "--disaggregation-decode-enable-radix-cache", "--dp-size", "--data-parallel-multi-port-external-lb", "--disable-hybrid-kv-cache-manager", "--ack",
+	// of engines on several nodes
+	"--nnodes", "--node-rank", "--master-addr", "--headless", "--dist-init-addr", "--enable-expert-parallel", "--enable-dp-attention",
 	// of SGLang's router
 	"--pd-disaggregation", "--service-discovery", "--prefill-selector", "--decode-selector", "--policy", "--prefill-policy", "--decode-policy", "--retry-max-retries",
 	"--cb-failure-threshold", "--max-concurrent-requests", "--queue-size", "--queue-timeout-secs", "--request-timeout-secs", "--dp-aware"}

@@ -1,11 +1,22 @@
 {{/*
-The pods that serve the model. Prefill and decode are the same Deployment but for what their role says; templates of an
+The pods that serve the model. Prefill and decode are the same but for what their role says; templates of an
 engine take (dict "root" $ "component" "prefill" "values" .Values.prefill).
 
 A decode engine listens on loopback only: what reaches it has been through the sidecar, which takes out what an engine must
 not see. Each data-parallel rank is an engine with a port of its own (8000 + rank, behind a sidecar 8200 + rank), with a
 sidecar and a target port of the pool to itself.
+
+An engine that spans several pods is a group: its leader serves for all of them, and is the same pod as that of an engine in one pod. What
+differs in the other ones has "worker" true among the values of a template.
 */}}
+{{- define "tandem.engine.workload" -}}
+{{- if include "tandem.grouped" .values -}}
+{{- include "tandem.engine.groups" . -}}
+{{- else -}}
+{{- include "tandem.engine.deployment" . -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "tandem.engine.deployment" -}}
 apiVersion: apps/v1
 kind: Deployment
@@ -30,39 +41,82 @@ spec:
     matchLabels:
       {{- include "tandem.selectorLabels" . | nindent 6 }}
   template:
-    metadata:
-      labels:
-        {{- include "tandem.podLabels" . | nindent 8 }}
-      annotations:
-        {{- include "tandem.engine.annotations" . | nindent 8 }}
-    spec:
-      serviceAccountName: {{ include "tandem.engine.serviceAccountName" .root }}
-      automountServiceAccountToken: false
-      enableServiceLinks: false
-      terminationGracePeriodSeconds: {{ include "tandem.drain.grace" .root }}
-      securityContext:
-        {{- include "tandem.podSecurity" (dict "user" .root.Values.engine.runAsUser) | nindent 8 }}
-        {{- if or .root.Values.model.cache.claimName .root.Values.engine.sharedStorage.claimName .root.Values.encoder.sharedStorage.claimName }}
-        fsGroup: {{ int .root.Values.engine.runAsUser }}
-        fsGroupChangePolicy: OnRootMismatch   # a claim full of weights would be walked at every start
-        {{- end }}
-      {{- with include "tandem.placement" . | trim }}
-      {{- . | nindent 6 }}
-      {{- end }}
-      initContainers:
-        {{- include "tandem.tools.container" .root | nindent 8 }}
-        {{- with .values.initContainers }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-        {{- if eq .component "decode" }}
-        {{- range $rank := until (int .values.parallelism.data) }}
-        {{- include "tandem.sidecar.container" (dict "root" $.root "rank" $rank) | nindent 8 }}
-        {{- end }}
-        {{- end }}
-      containers:
-        {{- include "tandem.engine.container" . | nindent 8 }}
-      volumes:
-        {{- include "tandem.engine.volumes" . | trim | nindent 8 }}
+    {{- include "tandem.engine.template" . | nindent 4 }}
+{{- end -}}
+
+{{/* The controller of LeaderWorkerSets makes a headless Service of this name, by which the pods of a group find their leader. */}}
+{{- define "tandem.engine.groups" -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata:
+  name: {{ include "tandem.component.name" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "tandem.labels" . | nindent 4 }}
+  {{- with .values.group.topology }}
+  annotations:
+    leaderworkerset.sigs.k8s.io/exclusive-topology: {{ . }}
+  {{- end }}
+spec:
+  {{- if not .values.autoscaling.enabled }}
+  replicas: {{ int .values.replicas }}
+  {{- end }}
+  rolloutStrategy:
+    type: RollingUpdate
+    rollingUpdateConfiguration:
+      maxSurge: {{ .values.rollout.maxSurge }}
+      maxUnavailable: {{ .values.rollout.maxUnavailable }}
+  startupPolicy: LeaderCreated   # a leader is not ready before its workers are there
+  leaderWorkerTemplate:
+    size: {{ int .values.group.size }}
+    # An engine that has lost a part answers nothing, and cannot take it up again.
+    restartPolicy: RecreateGroupOnPodRestart
+    leaderTemplate:
+      {{- include "tandem.engine.template" . | nindent 6 }}
+    workerTemplate:
+      {{- include "tandem.engine.template" (merge (dict "worker" true) .) | nindent 6 }}
+{{- end -}}
+
+{{/* The template of an engine's pods. */}}
+{{- define "tandem.engine.template" -}}
+metadata:
+  labels:
+    {{- include "tandem.podLabels" . | nindent 4 }}
+  annotations:
+    {{- include "tandem.engine.annotations" . | nindent 4 }}
+spec:
+  serviceAccountName: {{ include "tandem.engine.serviceAccountName" .root }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ include "tandem.drain.grace" .root }}
+  securityContext:
+    {{- include "tandem.podSecurity" (dict "user" .root.Values.engine.runAsUser) | nindent 4 }}
+    {{- if or .root.Values.model.cache.claimName .root.Values.engine.sharedStorage.claimName .root.Values.encoder.sharedStorage.claimName }}
+    fsGroup: {{ int .root.Values.engine.runAsUser }}
+    fsGroupChangePolicy: OnRootMismatch   # a claim full of weights would be walked at every start
+    {{- end }}
+  {{- with include "tandem.placement" . | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  initContainers:
+    {{- include "tandem.tools.container" .root | nindent 4 }}
+    {{- with .values.initContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- if and (eq .component "decode") (not .worker) }}
+    {{- range $rank := until (include "tandem.ports" .values | int) }}
+    {{- include "tandem.sidecar.container" (dict "root" $.root "rank" $rank) | nindent 4 }}
+    {{- end }}
+    {{- end }}
+  containers:
+    {{- include "tandem.engine.container" . | nindent 4 }}
+  volumes:
+    {{- include "tandem.engine.volumes" . | trim | nindent 4 }}
+{{- end -}}
+
+{{/* The Service of the ready pods of a role: (dict "root" $ "component" "prefill"). A group's leader serves for all of its pods. */}}
+{{- define "tandem.engine.serviceName" -}}
+{{ include "tandem.component.name" . }}{{ if include "tandem.grouped" (index .root.Values .component) }}-leaders{{ end }}
 {{- end -}}
 
 {{/* Addresses of the ready pods of a role, by name. */}}
@@ -70,7 +124,7 @@ spec:
 apiVersion: v1
 kind: Service
 metadata:
-  name: {{ include "tandem.component.name" . }}
+  name: {{ include "tandem.engine.serviceName" . }}
   namespace: {{ .root.Release.Namespace }}
   labels:
     {{- include "tandem.labels" . | nindent 4 }}
@@ -78,6 +132,9 @@ spec:
   clusterIP: None
   selector:
     {{- include "tandem.selectorLabels" . | nindent 4 }}
+    {{- if include "tandem.grouped" .values }}
+    llm-d.ai/inference-serving: "true"   # leaders
+    {{- end }}
   ports:
     - {name: http, port: 8000, targetPort: 8000}
 {{- end -}}
@@ -85,8 +142,8 @@ spec:
 {{/* Names the target ports of a role that has fewer ranks than the pool has target ports. */}}
 {{- define "tandem.engine.annotations" -}}
 {{- $own := dict "kubectl.kubernetes.io/default-container" "engine" -}}
-{{- $ranks := int .values.parallelism.data -}}
-{{- if lt $ranks (int (include "tandem.ranks" .root)) -}}
+{{- $ranks := include "tandem.ports" .values | int -}}
+{{- if and (lt $ranks (int (include "tandem.ranks" .root))) (not .worker) -}}
 {{- $_ := set $own "llm-d.ai/active-ports" (include "tandem.portsText" $ranks) -}}
 {{- end -}}
 {{- if eq .root.Values.engine.type "trtllm" -}}
@@ -198,7 +255,7 @@ readiness, and is told to stop after the engine has ended.
 {{- end }}
 - {{ printf "--prefill-allow=%s" (include "tandem.sidecar.allow" .) | quote }}
 {{- if include "tandem.sidecar.meets" . }}
-- --prefill-discovery=dns://{{ include "tandem.component.name" (dict "root" . "component" "prefill") }}:8000
+- --prefill-discovery=dns://{{ include "tandem.engine.serviceName" (dict "root" . "component" "prefill") }}:8000
 {{- end }}
 {{- if $sidecar.warmUp }}
 - --warm-up
@@ -209,7 +266,7 @@ readiness, and is told to stop after the engine has ended.
 - --drain-timeout={{ include "tandem.drain.sidecar" . }}s
 {{- with $sidecar.continuation }}{{ if .times }}
 - --continue-times={{ int .times }}
-- --continue-discovery=dns://{{ include "tandem.component.name" (dict "root" $ "component" "decode") }}:8000
+- --continue-discovery=dns://{{ include "tandem.engine.serviceName" (dict "root" $ "component" "decode") }}:8000
 {{- if .onPrefill }}
 - --continue-on-prefill
 {{- end }}
@@ -286,7 +343,7 @@ on elsewhere go to the sidecars of other decode pods, too.
 {{- define "tandem.sidecar.allow" -}}
 {{- $allow := .Values.sidecar.prefillAllow -}}
 {{- if not $allow -}}
-{{- $ranks := ternary (include "tandem.ranks" .) .Values.prefill.parallelism.data (gt (int .Values.sidecar.continuation.times) 0) -}}
+{{- $ranks := ternary (include "tandem.ranks" .) (include "tandem.ports" .Values.prefill) (gt (int .Values.sidecar.continuation.times) 0) -}}
 {{- range $rank := until (int $ranks) -}}
 {{- range list "10.0.0.0/8" "172.16.0.0/12" "192.168.0.0/16" "100.64.0.0/10" "[fc00::/7]" -}}
 {{- $allow = append $allow (printf "%s:%d" . (add 8000 $rank)) -}}
@@ -355,8 +412,11 @@ on elsewhere go to the sidecars of other decode pods, too.
     {{- with concat $engine.env .values.env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  {{- if .worker }}
+  {{- include "tandem.engine.workerHook" . | nindent 2 }}
+  {{- else }}
   ports:
-    {{- range $rank := until (int .values.parallelism.data) }}
+    {{- range $rank := until (include "tandem.ports" .values | int) }}
     {{- $suffix := ternary "" (printf "-%d" $rank) (eq $rank 0) }}
     - {name: {{ ternary "engine" "http" (eq $.component "decode") }}{{ $suffix }}, containerPort: {{ add $base $rank }}}
     {{- if eq $.component "encode" }}
@@ -378,6 +438,7 @@ on elsewhere go to the sidecars of other decode pods, too.
     preStop:
       exec:
         command: {{ include "tandem.engine.preStop" . }}
+  {{- end }}
   securityContext:
     {{- include "tandem.containerSecurity" . | nindent 4 }}
     {{- if .values.rdma.ipcLock }}
@@ -406,12 +467,23 @@ vLLM's arguments without the user's. Two engines compare the model's string befo
 {{- end }}
 - --port={{ ternary 8200 8000 $decode }}
 - --tensor-parallel-size={{ int .values.parallelism.tensor }}
+{{- if include "tandem.grouped" .values }}
 {{- with int .values.parallelism.data }}{{ if gt . 1 }}
+- --data-parallel-size={{ . }}
+{{- end }}{{ end }}
+# The controller of LeaderWorkerSets sets the variables.
+- --nnodes={{ int .values.group.size }}
+- --node-rank=$(LWS_WORKER_INDEX)
+- --master-addr=$(LWS_LEADER_ADDRESS)
+{{- if .worker }}
+- --headless
+{{- end }}
+{{- else }}{{ with int .values.parallelism.data }}{{ if gt . 1 }}
 - --data-parallel-size={{ . }}
 - --data-parallel-size-local={{ . }}
 - --data-parallel-multi-port-external-lb
 - --data-parallel-supervisor-port={{ include "tandem.engine.supervisorPort" $ }}
-{{- end }}{{ end }}
+{{- end }}{{ end }}{{ end }}
 - --block-size={{ int $engine.blockSize }}
 - --kv-cache-dtype={{ $engine.kvCacheDtype }}
 {{- with int64 $engine.maxModelLen }}
@@ -495,6 +567,12 @@ SGLang's arguments without the user's. It has no lease, and ends by itself once 
 - --host={{ ternary "127.0.0.1" "0.0.0.0" $decode }}
 - --port={{ ternary 8200 8000 $decode }}
 - --tp-size={{ int .values.parallelism.tensor }}
+{{- if include "tandem.grouped" .values }}
+# The controller of LeaderWorkerSets sets the variables.
+- --nnodes={{ int .values.group.size }}
+- --node-rank=$(LWS_WORKER_INDEX)
+- --dist-init-addr=$(LWS_LEADER_ADDRESS):20000
+{{- end }}
 - --page-size={{ int $engine.blockSize }}
 - --kv-cache-dtype={{ $engine.kvCacheDtype }}
 {{- with int64 $engine.maxModelLen }}
@@ -670,6 +748,9 @@ has run into it.
 # localhost is vLLM's default, where no other pod can ask for a KV cache.
 - {name: VLLM_NIXL_SIDE_CHANNEL_HOST, value: $(POD_IP)}
 - {name: VLLM_NIXL_SIDE_CHANNEL_PORT, value: {{ $engine.sideChannelPort | int | quote }}}
+{{- if include "tandem.grouped" .values }}
+- {name: VLLM_HOST_IP, value: $(POD_IP)}
+{{- end }}
 {{- else if eq $connector "mooncake" }}
 - {name: VLLM_HOST_IP, value: $(POD_IP)}
 - {name: VLLM_MOONCAKE_BOOTSTRAP_PORT, value: {{ $engine.bootstrapPort | int | quote }}}
@@ -729,7 +810,7 @@ Kubelets have no certificate. With tls.clients the port of the sidecar's metrics
 {{- define "tandem.engine.probes" -}}
 {{- $values := .root.Values -}}
 {{- $decode := eq .component "decode" -}}
-{{- $supervised := and (not $decode) (gt (int .values.parallelism.data) 1) -}}
+{{- $supervised := and (not $decode) (gt (include "tandem.ports" .values | int) 1) -}}
 {{- $port := ternary (include "tandem.engine.supervisorPort" .) "8000" $supervised -}}
 {{- $tls := ternary $values.tls.sidecarSecret $values.tls.prefill.secret $decode -}}
 {{- $scheme := ternary "HTTPS" "HTTP" (ne $tls "") -}}
@@ -776,7 +857,7 @@ through its sidecar, which counts them. A prefill engine gets the whole time.
 {{- $settle := printf "--settle=%ss" (include "tandem.drain.settle" .root) -}}
 {{- $timeout := printf "--timeout=%ss" (include "tandem.drain.hook" .root) -}}
 {{- $commands := list -}}
-{{- range $rank := until (int .values.parallelism.data) -}}
+{{- range $rank := until (include "tandem.ports" .values | int) -}}
 {{- $engine := printf "--engine=%s127.0.0.1:%d" $scheme (add (ternary 8200 8000 $decode) $rank) -}}
 {{- $also := ternary (printf "--sidecar=127.0.0.1:%d" (add 9095 (mul 2 $rank))) "--handoffs" $decode -}}
 {{- $command := list "/tandem/tandem" "drain" -}}
@@ -798,7 +879,21 @@ through its sidecar, which counts them. A prefill engine gets the whole time.
 {{- end -}}
 {{- end -}}
 
-{{/* Accelerators and RDMA devices are added here, unless the values have them. */}}
+{{/*
+The hook of a group's workers: the engine must not lose a part while the leader's requests run. A worker of vLLM ends at once when it is told
+to. The leader is asked at the port that its own hook asks, or that passes what it asks.
+*/}}
+{{- define "tandem.engine.workerHook" -}}
+{{- $leader := printf "--engine=%s$LWS_LEADER_ADDRESS:8000 --handoffs" (ternary "https://" "" (ne .root.Values.tls.prefill.secret "")) -}}
+{{- if eq .component "decode" }}{{ $leader = "--sidecar=$LWS_LEADER_ADDRESS:9095" }}{{ end -}}
+{{- $command := printf "/tandem/tandem drain %s --settle=%ss --timeout=%ss" $leader (include "tandem.drain.settle" .root) (include "tandem.drain.hook" .root) -}}
+lifecycle:
+  preStop:
+    exec:
+      command: {{ list "/bin/sh" "-c" $command | toRawJson }}
+{{- end -}}
+
+{{/* Accelerators and RDMA devices are added here, unless the values have them. A group's pods have equal shares of an engine. */}}
 {{- define "tandem.engine.resources" -}}
 {{- $limits := dict -}}
 {{- $given := .values.resources -}}
@@ -806,13 +901,18 @@ through its sidecar, which counts them. A prefill engine gets the whole time.
 {{- $given = mergeOverwrite (deepCopy .root.Values.sim.resources) $given -}}
 {{- else -}}
 {{- with .values.accelerator -}}
-{{- $_ := set $limits . (mul (int $.values.parallelism.tensor) (int $.values.parallelism.data)) -}}
+{{- $_ := set $limits . (include "tandem.engine.accelerators" $.values | int) -}}
 {{- end -}}
 {{- with .values.rdma.resource -}}
 {{- $_ := set $limits . (int $.values.rdma.count) -}}
 {{- end -}}
 {{- end -}}
 {{- mergeOverwrite (dict "limits" $limits) $given | toYaml -}}
+{{- end -}}
+
+{{/* Accelerators of a pod, from the role's values. */}}
+{{- define "tandem.engine.accelerators" -}}
+{{- div (mul .parallelism.tensor .parallelism.data) .group.size -}}
 {{- end -}}
 
 {{- define "tandem.engine.mounts" -}}
@@ -896,7 +996,7 @@ through its sidecar, which counts them. A prefill engine gets the whole time.
   secret: {secretName: {{ $values.tls.prefill.secret }}}
 {{- end }}
 {{- end }}
-{{- if eq .component "decode" }}
+{{- if and (eq .component "decode") (not .worker) }}
 {{- with $values.epp.authSecret }}
 - name: auth
   secret: {secretName: {{ . }}, items: [{key: secret, path: secret}]}

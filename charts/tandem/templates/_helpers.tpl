@@ -42,11 +42,12 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 
 {{/*
 Labels of a component's pods, of which (dict "root" $ "component" "epp" "values" .Values.epp) names the values. The chart's
-version is not among them: an upgrade that changes nothing else should not restart engines that load for an hour.
+version is not among them: an upgrade that changes nothing else should not restart engines that load for an hour. Workers of a group
+serve nothing, so they are no endpoints.
 */}}
 {{- define "tandem.podLabels" -}}
 {{- $own := include "tandem.selectorLabels" . | fromYaml -}}
-{{- if has .component (include "tandem.roles" .root | fromJsonArray) -}}
+{{- if and (has .component (include "tandem.roles" .root | fromJsonArray)) (not .worker) -}}
 {{- $own = merge $own (dict "llm-d.ai/role" .component "llm-d.ai/engine-type" (include "tandem.engineName" .root) "llm-d.ai/inference-serving" "true") -}}
 {{- end -}}
 {{- merge $own .values.podLabels .root.Values.commonLabels | toYaml -}}
@@ -160,7 +161,17 @@ role say with the annotation llm-d.ai/active-ports which of them they serve.
 {{- end -}}
 
 {{- define "tandem.ranks" -}}
-{{- max (int .Values.prefill.parallelism.data) (int .Values.decode.parallelism.data) -}}
+{{- max (include "tandem.ports" .Values.prefill | int) (include "tandem.ports" .Values.decode | int) -}}
+{{- end -}}
+
+{{/* How many ports a pod of a role serves at, from the role's values: one for each of its ranks. All ranks of a group have the leader's. */}}
+{{- define "tandem.ports" -}}
+{{- if include "tandem.grouped" . }}1{{ else }}{{ int .parallelism.data }}{{ end -}}
+{{- end -}}
+
+{{/* Whether an engine of a role spans several pods, from the role's values: "true" or nothing. */}}
+{{- define "tandem.grouped" -}}
+{{- if gt (int .group.size) 1 }}true{{ end -}}
 {{- end -}}
 
 {{/* Where Envoy says whether it is ready and what it counts; clients have 8080. */}}
@@ -244,7 +255,8 @@ How pods are spread: as spreadBy says, and as further constraints do. Pods of an
 where the old pods were not, and is skewed.
 */}}
 {{- define "tandem.spread" -}}
-{{- $own := dict "matchLabelKeys" (list "pod-template-hash")
+{{- $groups := gt (dig "group" "size" 1 .values | int) 1 -}}
+{{- $own := dict "matchLabelKeys" (list (ternary "leaderworkerset.sigs.k8s.io/template-revision-hash" "pod-template-hash" $groups))
       "labelSelector" (dict "matchLabels" (include "tandem.selectorLabels" . | fromYaml)) -}}
 {{- $constraints := list -}}
 {{- $keys := list -}}

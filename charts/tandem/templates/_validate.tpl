@@ -15,7 +15,7 @@ else stumbles first.
   {{- fail (printf "\nValues are missing that have no default:\n%s\n" (join "\n" .)) -}}
 {{- end -}}
 {{- $problems := list -}}
-{{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism"
+{{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism" "groups"
       "memory" "options" "length" "connector" "encoder" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "disruptions" "batch" "autoscaling" "mode" "tls" "monitoring" -}}
   {{- range $line := include (print "tandem.check." $check) $root | splitList "\n" -}}
     {{- with trim $line }}{{ $problems = append $problems (print "  - " .) }}{{ end -}}
@@ -213,15 +213,73 @@ engine.image has neither tag nor digest: name a version of TensorRT-LLM from 1.2
      "bootstrap port: set it to 1, and replicas of the role instead")
      $name (int $role.parallelism.data) }}
   {{- end -}}
-  {{- $needed := mul $role.parallelism.tensor $role.parallelism.data -}}
+  {{- $needed := include "tandem.engine.accelerators" $role | int -}}
+  {{- $shares := ternary (printf " / group.size %v" $role.group.size) "" (eq (include "tandem.grouped" $role) "true") -}}
   {{- if and $role.accelerator (ne $.Values.engine.type "sim") -}}
     {{- range $kind := list "requests" "limits" -}}
       {{- $given := dig $kind $role.accelerator "" $role.resources -}}
       {{- if and (ne (toString $given) "") (ne (int $given) (int $needed)) }}
-{{ printf (print "%s.resources.%s has %v of %s, but parallelism needs tensor %v * data %v = %d: remove it, since the "
+{{ printf (print "%s.resources.%s has %v of %s, but parallelism needs tensor %v * data %v%s = %d: remove it, since the "
      "chart asks for them")
-     $name $kind $given $role.accelerator $role.parallelism.tensor $role.parallelism.data $needed }}
+     $name $kind $given $role.accelerator $role.parallelism.tensor $role.parallelism.data $shares $needed }}
       {{- end -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{/*
+Engines that span several pods. Prefill's engines could have pipeline parallelism, but vLLM's decode engines refuse it, and the KV caches of
+both are to fit. The StatefulSet of a group's workers has the name of the set with the group's number, and its pods a label with that name
+and a digest of ten characters.
+*/}}
+{{- define "tandem.check.groups" -}}
+{{- $type := .Values.engine.type -}}
+{{- $connector := include "tandem.connector" . -}}
+{{- range $name := include "tandem.roles" . | fromJsonArray -}}
+  {{- $role := index $.Values $name -}}
+  {{- $size := int $role.group.size -}}
+  {{- $tensor := int $role.parallelism.tensor -}}
+  {{- $data := int $role.parallelism.data -}}
+  {{- if not (include "tandem.grouped" $role) -}}
+    {{- if and (gt $data 8) (eq $type "vllm") }}
+{{ printf (print "%s.parallelism.data is %d, but a pod has 8 ranks at most, each with a port: lower it, or set %s.group.size for "
+     "ranks on several nodes")
+     $name $data $name }}
+    {{- end -}}
+    {{- if $role.group.topology }}
+{{ printf "%s.group.topology is %s, but each pod is an engine: remove it, or set %s.group.size" $name $role.group.topology $name }}
+    {{- end -}}
+  {{- else if eq $name "encode" }}
+{{ printf "encode.group.size is %d, but encoders run on one accelerator: set it to 1, and encode.replicas instead" $size }}
+  {{- else if eq $type "sim" }}
+{{ printf "%s.group.size is %d, but a simulated engine runs in one pod: set it to 1" $name $size }}
+  {{- else if eq $type "trtllm" }}
+{{ printf (print "%s.group.size is %d, but MPI starts the parts of TensorRT-LLM's engines on several nodes, and this chart does not run it: "
+     "set it to 1, and %s.parallelism.tensor to the accelerators of one node at most")
+     $name $size $name }}
+  {{- else -}}
+    {{- if not (has $connector (list "nixlv2" "nixl-push" "sglang")) }}
+{{ printf (print "%s.group.size is %d, but the chart has engines of sidecar.connector %s in one pod only: set it to 1, or "
+     "sidecar.connector to nixlv2 or nixl-push")
+     $name $size $connector }}
+    {{- end -}}
+    {{- if or (mod (mul $tensor $data) $size) (and (mod $data $size) (mod $size $data)) }}
+{{ printf (print "%s.group.size is %d, but tensor %d * data %d accelerators, of which a rank has %d, cannot be shared alike between so many "
+     "pods: make one of data and group.size a multiple of the other, and the product a multiple of group.size")
+     $name $size $tensor $data $tensor }}
+    {{- end -}}
+    {{- if contains "%" (toString $role.maxUnavailable) }}
+{{ printf (print "%s.maxUnavailable is %s of all pods, with one of which a group of %d ends: give the number of groups that may end "
+     "at once")
+     $name $role.maxUnavailable $size }}
+    {{- end -}}
+    {{- $set := include "tandem.component.name" (dict "root" $ "component" $name) -}}
+    {{- if gt (len $set) 48 }}
+{{ printf (print "the LeaderWorkerSet %s has a name of %d characters, with which its workers could not be made: set fullnameOverride to "
+     "one of %d at most")
+     $set (len $set) (sub 47 (len $name)) }}
     {{- end -}}
   {{- end -}}
 {{- end -}}
@@ -467,7 +525,7 @@ encoder.connector is empty, so encoder.sharedStorage and encoder.references have
 
 
 {{- define "tandem.check.network" -}}
-{{- $last := add 7999 .Values.prefill.parallelism.data | int -}}
+{{- $last := add 7999 (include "tandem.ports" .Values.prefill | int) | int -}}
 {{- range .Values.sidecar.prefillAllow -}}
   {{- $port := regexFind "/[0-9]+\\]?:[0-9]+$" . | splitList ":" | last -}}
   {{- if and $port (or (lt (int $port) 8000) (gt (int $port) $last)) }}
@@ -728,6 +786,9 @@ batch.webhook needs both url and secret: set the other one, or none
 {{- if and .Values.epp.markPodsToGo (not $sizer) }}
 {{ print "epp.markPodsToGo is true, but nothing says how many pods there should be: scale a role by tandem_desired_replicas, or add the "
      "plugin replica-sizer to epp.config.plugins" }}
+{{- else if and .Values.epp.markPodsToGo (include "tandem.grouped" .Values.prefill) (include "tandem.grouped" .Values.decode) }}
+{{ print "epp.markPodsToGo is true, but of groups (group.size) the one with the highest number goes, whatever its pods are marked with: set it "
+     "to false" }}
 {{- end -}}
 {{- range $role := include "tandem.roles" . | fromJsonArray -}}
   {{- $scaling := (index $.Values $role).autoscaling -}}

@@ -33,8 +33,8 @@ data-parallel-rank: set parallelism.data of the role
 dpn: set parallelism.data of the role
 data-parallel-start-rank: set parallelism.data of the role
 dpr: set parallelism.data of the role
-data-parallel-address: ranks of several pods are not served
-dpa: ranks of several pods are not served
+data-parallel-address: set group.size of the role
+dpa: set group.size of the role
 data-parallel-rpc-port: set parallelism.data of the role
 dpp: set parallelism.data of the role
 data-parallel-backend: set parallelism.data of the role
@@ -44,10 +44,12 @@ api-server-count: set parallelism.data of the role
 asc: set parallelism.data of the role
 pipeline-parallel-size: pipeline parallelism is not served, so set parallelism.tensor
 pp: pipeline parallelism is not served, so set parallelism.tensor
-nnodes: an engine of several pods is not served
-n: an engine of several pods is not served
-node-rank: an engine of several pods is not served
-r: an engine of several pods is not served
+nnodes: set group.size of the role
+n: set group.size of the role
+node-rank: set group.size of the role
+r: set group.size of the role
+master-addr: set group.size of the role
+headless: set group.size of the role
 enable-prompt-tokens-details: the chart sets it
 no-enable-prompt-tokens-details: without the details, cached tokens are not reported
 shutdown-timeout: set drainSeconds
@@ -79,9 +81,10 @@ tp-size: set parallelism.tensor of the role
 tensor-parallel-size: set parallelism.tensor of the role
 pp-size: pipeline parallelism is not served, so set parallelism.tensor
 pipeline-parallel-size: pipeline parallelism is not served, so set parallelism.tensor
-nnodes: an engine of several pods is not served
-node-rank: an engine of several pods is not served
-dist-init-addr: an engine of several pods is not served
+nnodes: set group.size of the role
+node-rank: set group.size of the role
+dist-init-addr: set group.size of the role
+nccl-init-addr: set group.size of the role
 disaggregation-mode: it follows from the role
 disaggregation-transfer-backend: the chart sets it
 disaggregation-bootstrap-port: set engine.bootstrapPort
@@ -380,6 +383,9 @@ PYTHONHASHSEED: it is the same in all engines, since blocks travel under hashes
 VLLM_HTTP_TIMEOUT_KEEP_ALIVE: set engine.keepAliveSeconds
 VLLM_API_KEY: set engine.apiKeySecret
 SGLANG_HOST_IP: it is the pod's address
+LWS_LEADER_ADDRESS: the controller of LeaderWorkerSets sets it
+LWS_GROUP_SIZE: the controller of LeaderWorkerSets sets it
+LWS_WORKER_INDEX: the controller of LeaderWorkerSets sets it
 SGLANG_TIMEOUT_KEEP_ALIVE: set engine.keepAliveSeconds
 SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT: set sidecar.prefillTimeoutSeconds
 SGLANG_DISAGGREGATION_WAITING_TIMEOUT: set sidecar.prefillTimeoutSeconds
