@@ -180,10 +180,11 @@ type CandidateTrace struct {
 	Address  string       `json:"address"`
 	Role     string       `json:"role"`
 	Mode     EngineMode   `json:"engine_mode,omitempty"`
-	Chosen   int          `json:"chosen"`               // 1 = first choice; 0 = not chosen
-	Dropped  string       `json:"dropped_by,omitzero"`  // name of the filter that excluded it
-	Mismatch string       `json:"kv_mismatch,omitzero"` // why the decode engine would refuse its KV caches
-	Why      string       `json:"why"`                  // one sentence
+	Chosen   int          `json:"chosen"`                   // 1 = first choice; 0 = not chosen
+	Dropped  string       `json:"dropped_by,omitzero"`      // name of the filter that excluded it
+	Because  string       `json:"dropped_because,omitzero"` // why that filter did, if it is an Explainer
+	Mismatch string       `json:"kv_mismatch,omitzero"`     // why the decode engine would refuse its KV caches
+	Why      string       `json:"why"`                      // one sentence
 	Total    float64      `json:"total"`
 	Scores   []ScoreTrace `json:"scores,omitempty"`
 	// The values that scorers read.

@@ -34,6 +34,9 @@ type Endpoint struct {
 	traits   KVTraits       // that labels tell
 }
 
+// VariantLabel is the pod label that names the variant of a pod: of several Deployments of one model, the one that it is from. It is llm-d's.
+const VariantLabel = "llm-d.ai/variant"
+
 // Peer says what takes the requests at an endpoint's address.
 type Peer uint32
 

@@ -79,6 +79,14 @@ type Shedder interface {
 	Sheds()
 }
 
+// Explainer is a Filter that can say why it dropped a candidate. Explanations show it.
+type Explainer interface {
+	Filter
+	// Explain returns why a candidate of all was dropped, where left are those that were kept, at least one. It is the end of a sentence, such
+	// as: its queue has 12 requests, and may have 5. It need not be fast.
+	Explain(r *Round, all, left []Candidate, dropped *Candidate) string
+}
+
 // Scorer rates candidates from 0 to 1, higher is better, into scores, which is as long as c and holds zeros. An unknown value
 // gets the middle, never the best score. The plugins of this repository return 0..1 whatever the load, including NaN and
 // values that are not Valid, as the contract suite checks. The caller clamps what other plugins return.

@@ -44,7 +44,7 @@ var producers = []struct {
 	readers  []string
 }{
 	{"predicted-latency-producer", isA[epp.Predictor],
-		[]string{"latency-scorer", "slo-headroom-tier-filter", "latency-slo-admitter", "cost-pd-decider", "drift-pd-decider", "replica-sizer", "role-turner"}},
+		[]string{"latency-scorer", "slo-headroom-tier-filter", "cheapest-variant-filter", "latency-slo-admitter", "cost-pd-decider", "drift-pd-decider", "replica-sizer", "role-turner"}},
 	{typeMatcher, knowsCaches,
 		[]string{"prefix-cache-scorer", "prefix-cache-affinity-filter", "token-load-scorer", "prefix-based-pd-decider", "pd-profile-handler", "no-hit-lru-scorer", "burst-prefix-cache-producer",
 			"predicted-latency-producer"}},

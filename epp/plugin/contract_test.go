@@ -34,6 +34,7 @@ import (
 
 // required are the parameters of plugins that cannot do without.
 var required = map[string]string{
+	"cheapest-variant-filter":           "costs: {a: 1, b: 2}",
 	"endpoint-attribute-filter":         "{attribute: depth, algorithm: {type: threshold, threshold: {operator: LessThan, value: 10}}}",
 	"endpoint-attribute-scorer":         "{attributeKey: depth, algorithm: {type: linear_lower_is_better}}",
 	"disaggregatedset-rollout-screener": "{scope: {labelSelector: set=x}, revisionGating: {mode: sum, requireRoles: {values: [prefill, decode]}}}",

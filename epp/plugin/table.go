@@ -29,6 +29,7 @@ var Table = []epp.Row{
 	{Type: "endpoint-attribute-filter", New: filter.NewEndpointAttribute},
 	{Type: "utilization-filter", New: filter.NewUtilization},
 	{Type: "slo-headroom-tier-filter", New: filter.NewSLOHeadroomTier},
+	{Type: "cheapest-variant-filter", New: filter.NewCheapestVariant},
 	{Type: "role-turner", New: newRoleTurner},
 
 	// Screeners, which narrow down the endpoints for all profiles.

@@ -54,6 +54,13 @@ func (f only) Filter(r *epp.Round, c []epp.Candidate) []epp.Candidate {
 	return slices.DeleteFunc(c, func(c epp.Candidate) bool { return !f(r, &c) })
 }
 
+// outspoken is a filter that says why it drops candidates.
+type outspoken struct{ only }
+
+func (outspoken) Explain(_ *epp.Round, all, left []epp.Candidate, dropped *epp.Candidate) string {
+	return fmt.Sprintf("%s is one of %d, of which %d is left", dropped.Name, len(all), len(left))
+}
+
 // by is a scorer that rates candidates one by one.
 type by func(r *epp.Round, c *epp.Candidate) float64
 

@@ -245,6 +245,10 @@ func (k *pick) choose(i int) {
 		if len(k.left) == 0 {
 			break
 		}
+		var before []epp.Candidate
+		if k.trace != nil {
+			before = slices.Clone(k.left)
+		}
 		k.left = f.Filter.Filter(&k.round, k.left)
 		k.dropper, k.full = f.Name, detects && len(k.left) == 0
 		if detects && !k.full {
@@ -252,6 +256,7 @@ func (k *pick) choose(i int) {
 		}
 		if k.trace != nil {
 			k.trace.filtered(f.Name, k.left)
+			k.trace.because(f, &k.round, before, k.left)
 		}
 	}
 	if k.order = k.order[:0]; len(k.left) > 0 {

@@ -121,6 +121,23 @@ func (t *tracer) filtered(filter string, left []epp.Candidate) {
 	}
 }
 
+// because records why a filter dropped candidates of those before it, if it can say that.
+func (t *tracer) because(f *epp.NamedFilter, r *epp.Round, before, left []epp.Candidate) {
+	explainer, ok := f.Filter.(epp.Explainer)
+	if !ok || len(left) == 0 {
+		return
+	}
+	kept := make(map[*epp.Endpoint]bool, len(left))
+	for i := range left {
+		kept[left[i].Endpoint] = true
+	}
+	for i := range before {
+		if !kept[before[i].Endpoint] {
+			t.of(&before[i]).Because = explainer.Explain(r, before, left, &before[i])
+		}
+	}
+}
+
 func (t *tracer) scored(s *epp.NamedScorer, left []epp.Candidate, scores []float64) {
 	for i := range left {
 		c := t.of(&left[i])

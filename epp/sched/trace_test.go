@@ -125,6 +125,14 @@ func TestWhy(t *testing.T) {
 				"decode-1: dropped by picky",
 				"decode-2: dropped by picky",
 			}},
+		"a filter that says why": {[]string{"prefill", "decode", "decode", "decode"},
+			epp.Profile{Filters: []epp.NamedFilter{byRole[0], {Name: "outspoken", Filter: outspoken{picky}}}, Picker: inTurn{1}},
+			[]string{
+				"decode-3: chosen: the only candidate left",
+				"prefill-0: dropped by decode-filter: its role is prefill",
+				"decode-1: dropped by outspoken: decode-1 is one of 3, of which 1 is left",
+				"decode-2: dropped by outspoken: decode-2 is one of 3, of which 1 is left",
+			}},
 		"the role does not matter": {[]string{"prefill", "prefill", "decode"},
 			epp.Profile{Filters: []epp.NamedFilter{{Name: "not the first", Filter: only(func(_ *epp.Round, c *epp.Candidate) bool {
 				return c.Name != "prefill-0"

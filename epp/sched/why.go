@@ -100,9 +100,12 @@ func (r *ranking) fits(c *epp.CandidateTrace) bool {
 	return ok && role.Has(r.runs.Role)
 }
 
-// dropped names the filter, and the role if the role explains it: the filter dropped no candidate of the right role, and none
+// dropped names the filter, and what it says of it, or the role if the role explains it: the filter dropped no candidate of the right role, and none
 // of another role is left.
 func (r *ranking) dropped(c *epp.CandidateTrace) string {
+	if c.Because != "" {
+		return fmt.Sprintf("dropped by %s: %s", c.Dropped, c.Because)
+	}
 	if r.mixed[c.Dropped] || r.foreign > 0 {
 		return "dropped by " + c.Dropped
 	}

@@ -9,10 +9,10 @@ import (
 )
 
 // PredictedLatency predicts for each request and endpoint the time to first token and the time for each further token: what half of such
-// requests, and nine of ten, need at most. latency-scorer, slo-headroom-tier-filter, latency-slo-admitter and cost-pd-decider go by it. It
-// learns in the picker, from how long the parts of each request took, as Tandem's sidecar reports; llm-d asks a service of its own, which
-// trains XGBoost. Until there are reports it takes engines for usual GPUs. The time to first token is as if the endpoint computed the
-// prompt: of a prefill endpoint it ends with the prompt, and does not have the hand-off.
+// requests, and nine of ten, need at most. latency-scorer, slo-headroom-tier-filter, cheapest-variant-filter, latency-slo-admitter and
+// cost-pd-decider go by it. It learns in the picker, from how long the parts of each request took, as Tandem's sidecar reports; llm-d asks a
+// service of its own, which trains XGBoost. Until there are reports it takes engines for usual GPUs. The time to first token is as if the
+// endpoint computed the prompt: of a prefill endpoint it ends with the prompt, and does not have the hand-off.
 type PredictedLatency struct {
 	// Quantile is the prediction, 0.5 or 0.9, that headrooms are distances from. Default 0.5. llm-d chooses it in its service.
 	Quantile float64 `yaml:"quantile"`
