@@ -375,7 +375,7 @@ func TestYAML(t *testing.T) {
 				run(t, "", program(t, "batch"), "--check", "--data=data", "--upstream=http://127.0.0.1:1", "--queues-file="+file)
 			case strings.HasPrefix(c.text, "# classes.yaml\n"):
 				run(t, "", program(t, "tandem"), "replay", "--requests", "5", "--classes", file)
-			case strings.HasPrefix(c.text, "# pool.yaml\n"), strings.HasPrefix(c.text, "# adapters.yaml\n"):
+			case strings.HasPrefix(c.text, "# pool.yaml\n"), strings.HasPrefix(c.text, "# adapters.yaml\n"), strings.HasPrefix(c.text, "# gpus.yaml\n"):
 				run(t, "", program(t, "tandem"), "replay", "--requests", "5", "--pool", "2P+2D", "--pool-file", file)
 			case p.name == "charts/tandem/README.md", strings.HasPrefix(c.text, "tls:\n"): // values of the chart
 				dir := t.TempDir()

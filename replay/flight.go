@@ -66,7 +66,11 @@ func (a *arrival) choose(pass epp.Pass) {
 	p.loads.woken(f.decode)
 	f.decode.flights++
 	d.Reservation.OnEvict(func(why *pd.Refusal) { w.clock.after(0, func() { f.evict(why) }) })
-	w.clock.after(w.options.Hop+w.options.Request, f.send)
+	first := f.decode
+	if f.prefill != nil && !first.kind.Engine.TokenArrives {
+		first = f.prefill
+	}
+	w.clock.after(w.options.Hop+first.kind.Request, f.send)
 }
 
 // send begins the first leg, or both if the first token comes with the KV cache: then prefill waits until decode has reserved blocks.
@@ -79,7 +83,7 @@ func (f *flight) send() {
 	switch {
 	case f.prefill == nil:
 		f.local()
-	case f.world.options.Engine.TokenArrives:
+	case f.decode.kind.Engine.TokenArrives:
 		f.read()
 	default:
 		f.compute()
@@ -245,7 +249,7 @@ func (f *flight) phases(now time.Duration) *pd.Phases {
 	switch {
 	case f.prefill == nil:
 		p.Set(pd.PhaseRecv, f.reading-f.sent)
-	case f.world.options.Engine.TokenArrives: // both legs are sent at once
+	case f.decode.kind.Engine.TokenArrives: // both legs are sent at once
 		p.Set(pd.PhaseRecv, 0)
 		p.Set(pd.PhasePrefill, f.done-f.sent)
 		p.Set(pd.PhaseOverlap, min(f.done, f.first)-f.sent)
@@ -306,10 +310,10 @@ func (n *node) Done(now time.Duration, r *engine.Request) {
 		f.computed, f.done = true, now
 		f.leavePrefill()
 		f.story.computed(n, r, "the prompt is computed, with one token; its blocks are kept for decode")
-		if w.options.Engine.TokenArrives {
+		if f.decode.kind.Engine.TokenArrives {
 			f.transfer()
 		} else {
-			w.clock.after(w.options.Hop+w.options.Request, f.read)
+			w.clock.after(w.options.Hop+f.decode.kind.Request, f.read)
 		}
 		return
 	case r != f.leg:
@@ -337,7 +341,7 @@ func (n *node) Reserved(_ time.Duration, r *engine.Request, missing int) {
 	f := r.Of.(*flight)
 	f.of.Moved, f.reserved = missing, r
 	f.story.add(n, "blocks are reserved, after %v in the queue; %d of %d tokens are not cached here", rounded(r.Waited), missing, r.Prompt)
-	if n.world.options.Engine.TokenArrives {
+	if n.kind.Engine.TokenArrives {
 		n.world.clock.after(0, f.compute)
 		return
 	}
@@ -347,16 +351,16 @@ func (n *node) Reserved(_ time.Duration, r *engine.Request, missing int) {
 // transfer sends the KV cache to the decode engine.
 func (f *flight) transfer() {
 	w, n, leg := f.world, f.decode, f.reserved
-	if f.over && w.options.Engine.TokenArrives {
+	if f.over && f.decode.kind.Engine.TokenArrives {
 		w.clock.after(0, f.free)
 		return
 	}
 	f.sending, f.moving = true, w.clock.now
-	if w.options.Engine.TokenArrives {
+	if f.decode.kind.Engine.TokenArrives {
 		f.wait()
 	}
 	begun, tokens := w.clock.now, f.of.Moved
-	bytes := float64(tokens) * float64(w.options.Hardware.KVBytes)
+	bytes := float64(tokens) * float64(f.prefill.kind.Hardware.KVBytes)
 	f.story.add(n, "%.1f MB are sent from %s", bytes/1e6, f.prefill.name)
 	w.network.send(f.prefill, n, bytes, func(ok bool) {
 		what := "the KV cache has arrived"

@@ -166,7 +166,7 @@ func (l *loads) read(p *page) {
 	load.Signals.Set(epp.KVUsage, n.engine.Usage(l.clock.now))
 	load.Signals.Set(epp.ReadTokens, float64(n.readTokens))
 	load.Signals.Set(epp.ReadSeconds, n.readTime.Seconds())
-	if most := l.picker.world.options.Engine.Adapters; most > 0 {
+	if most := n.kind.Engine.Adapters; most > 0 {
 		running, waiting := n.engine.Adapters()
 		load.LoRA = &epp.LoRA{Max: most, Running: running, Waiting: waiting}
 	}

@@ -35,6 +35,7 @@ type Options struct {
 	Engine    engine.Config // of every engine; PartTokens is set by Run
 	Table     *engine.Table
 	Hardware  engine.Hardware
+	Variants  []Variant // which each engine is one of, in place of Engine, Table, Hardware and Request; none: all are alike
 	Link      Link
 	Pairs     []Pair        // whose link is another one; of several that match, the first counts
 	Zones     []Zone        // of the engines: an engine is in the first one that names it
@@ -98,6 +99,7 @@ type node struct {
 	world  *world
 	name   string
 	role   string
+	kind   Kind
 	slot   int
 	engine *engine.Engine
 	cache  epp.CacheInfo
@@ -211,12 +213,16 @@ func (w *world) step() bool {
 
 // newWorld makes the pool and the network.
 func newWorld(o *Options, t *Trace) *world {
-	o.Engine.PartTokens = t.BlockTokens
+	o.Engine.PartTokens, o.Variants = t.BlockTokens, slices.Clone(o.Variants)
+	for i := range o.Variants {
+		o.Variants[i].Engine.PartTokens = t.BlockTokens
+	}
 	w := &world{options: o, trace: t, asks: t.asks(), next: t.turns(),
 		coming: len(t.Requests), left: len(t.Requests), timeline: timeline{each: firstInterval},
-		result: &Result{Records: make([]Record, len(t.Requests)), Classes: t.Classes, GPUs: o.Pool.Engines() * o.Hardware.GPUs}}
+		result: &Result{Records: make([]Record, len(t.Requests)), Classes: t.Classes}}
 	w.network = network{clock: &w.clock, random: rand.New(rand.NewPCG(o.Seed, 2)), link: o.Link, others: o.Pairs, pairs: map[[2]*node]*pair{}}
-	o.Pool.each(func(name, role string) { w.join(name, role) })
+	o.Pool.each(func(name, role string) { w.result.GPUs += w.join(name, role).kind.Hardware.GPUs })
+	w.priced()
 	return w
 }
 
@@ -305,9 +311,9 @@ func (w *world) join(name, role string) *node {
 	if slot < 0 {
 		slot, w.nodes = len(w.nodes), append(w.nodes, nil)
 	}
-	n := &node{world: w, name: name, role: role, slot: slot, zone: zoneOf(w.options.Zones, name), budget: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
-	n.engine = engine.New(w.options.Engine, w.options.Table, n)
-	n.cache = epp.CacheInfo{BlockTokens: w.options.Engine.BlockTokens, Blocks: n.engine.Blocks()}
+	n := &node{world: w, name: name, role: role, kind: w.options.kindOf(name), slot: slot, zone: zoneOf(w.options.Zones, name), budget: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
+	n.engine = engine.New(n.kind.Engine, n.kind.Table, n)
+	n.cache = epp.CacheInfo{BlockTokens: n.kind.Engine.BlockTokens, Blocks: n.engine.Blocks()}
 	w.nodes[slot] = n
 	return n
 }
@@ -317,6 +323,9 @@ func (n *node) newEndpoint() *epp.Endpoint {
 	labels := map[string]string{pd.RoleLabel: n.role}
 	if n.zone != "" {
 		labels[zoneLabel] = n.zone
+	}
+	if i := n.world.options.variantOf(n.name); i >= 0 {
+		labels[epp.VariantLabel] = n.world.options.Variants[i].Name
 	}
 	addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n.slot >> 8), byte(n.slot)}), 8000)
 	e := epp.NewEndpoint("replay", n.name, addr, "", labels)

@@ -61,6 +61,8 @@ type Result struct {
 	engineTime time.Duration // sum of the times that engines were there, if Options.Scaling is set
 	perEngine  int           // GPUs
 	itl        histogram
+	shares     []Share        // without requests
+	shareOf    map[string]int // indices in shares by names of engines
 }
 
 // SLO is what a request must meet. A bound of 0 holds for every request.
@@ -101,6 +103,8 @@ type Summary struct {
 	PerGPU      float64   // tokens of answers in a second, for each GPU of the pool
 	RemoteShare float64   // of the requests that were not refused
 	GPUSeconds  float64   // GPUs of the pool, as long as the run took; of a pool that scales, as long as each engine had them
+	Cost        float64   // of the pool, as long as the run took, by what variants cost for an hour; 0 without variants
+	PerMet      float64   // Cost for each 1,000 requests that met the SLO
 	Reversals   int       // of a pool that scales: how often within ten minutes the size of a role changed its direction, at most
 	HitRate     float64   // share of the prompts' tokens that prefix caches had, or the hosts' memory
 	LoadRate    float64   // share of them that were loaded from the hosts' memory
@@ -115,6 +119,12 @@ type Summary struct {
 func (r *Result) Summary(slo SLO) Summary {
 	s := r.summary(slo, "", true)
 	s.KVBytes, s.GPUSeconds, s.ITL, s.Unfinished = r.KVBytes, float64(r.GPUs)*r.End.Seconds(), r.itl.quantiles(), r.Unfinished
+	for _, share := range r.shares {
+		s.Cost += share.Cost * r.End.Hours()
+	}
+	if met := s.Met * float64(s.Requests); met > 0 {
+		s.PerMet = 1000 * s.Cost / met
+	}
 	if r.engineTime > 0 && r.End > 0 {
 		s.GPUSeconds = r.engineTime.Seconds() * float64(r.perEngine)
 		s.PerGPU = s.Throughput * r.End.Seconds() / s.GPUSeconds
@@ -168,13 +178,9 @@ func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 	var ttft, tpot, e2e, waited, queued []time.Duration
 	var met, remote, input, cached, loaded, output int
 	for i := range r.Records {
-		one, must := &r.Records[i], slo
-		if len(r.Classes) > 0 {
-			c := &r.Classes[one.Class]
-			if !every && c.Name != class {
-				continue
-			}
-			must = c.SLO.or(slo)
+		one := &r.Records[i]
+		if !every && r.Classes[one.Class].Name != class {
+			continue
 		}
 		s.Requests++
 		if one.Evicted {
@@ -191,7 +197,7 @@ func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 		if d, ok := one.TPOT(); ok {
 			tpot = append(tpot, d)
 		}
-		if must.Met(one) {
+		if r.must(one, slo).Met(one) {
 			met++
 		}
 		if one.Remote {

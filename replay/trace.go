@@ -67,16 +67,25 @@ func (o *Options) Check(t *Trace) error {
 	if o.Oracle && o.Engine.TokenArrives {
 		return errors.New("the oracle knows only engines whose hand-off begins when the prompt is computed, as vLLM's does")
 	}
-	if t.BlockTokens%o.Engine.BlockTokens != 0 {
-		return fmt.Errorf("the trace names parts of %d tokens, which are not whole blocks of %d", t.BlockTokens, o.Engine.BlockTokens)
-	}
-	if err := cmp.Or(o.checkNetwork(), o.Engine.AdapterProblem(), o.scaleProblem()); err != nil {
+	if err := cmp.Or(o.checkNetwork(), o.checkVariants(), o.scaleProblem()); err != nil {
 		return err
+	}
+	kinds := o.kinds()
+	for i := range kinds {
+		k := &kinds[i].Engine
+		if t.BlockTokens%k.BlockTokens != 0 {
+			return fmt.Errorf("the trace names parts of %d tokens, which are not whole blocks of %d", t.BlockTokens, k.BlockTokens)
+		}
+		if err := k.AdapterProblem(); err != nil {
+			return err
+		}
 	}
 	for i := range t.Requests {
 		r := &t.Requests[i]
-		if err := o.Engine.Problem(r.Input, r.Output); err != nil {
-			return fmt.Errorf("request %d: %w", i+1, err)
+		for k := range kinds {
+			if err := kinds[k].Engine.Problem(r.Input, r.Output); err != nil {
+				return fmt.Errorf("request %d: %w", i+1, err)
+			}
 		}
 		if r.After > i {
 			return fmt.Errorf("request %d is to follow request %d, which comes no earlier", i+1, r.After)

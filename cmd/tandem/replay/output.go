@@ -70,6 +70,10 @@ func columns(runs []*run) []column {
 		all = slices.Insert(all, at, column{"met", of("%.2f%%", func(s *replay.Summary) float64 { return 100 * s.Met })})
 		all = slices.Insert(all, 0, column{"autoscaler", func(r *run) string { return cmp.Or(r.scaler, "–") }})
 	}
+	if slices.ContainsFunc(runs, func(r *run) bool { return len(r.shares) > 0 }) {
+		all = append(all, column{"met", of("%.1f%%", func(s *replay.Summary) float64 { return 100 * s.Met })},
+			column{"cost", of("%.3g", func(s *replay.Summary) float64 { return s.Cost })}, column{"per 1000 met", of("%.3g", func(s *replay.Summary) float64 { return s.PerMet })})
+	}
 	if slices.ContainsFunc(runs, func(r *run) bool { return r.options.Engine.HostTokens > 0 }) {
 		hits := slices.IndexFunc(all, func(c column) bool { return c.name == "hits" })
 		all = slices.Insert(all, hits+1, column{"from host", of("%.1f%%", func(s *replay.Summary) float64 { return 100 * s.LoadRate })})
@@ -144,7 +148,7 @@ func (o *outputFlags) write(w io.Writer, runs []*run, why *whys) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	if err := writeClasses(w, runs); err != nil {
+	if err := errors.Join(writeClasses(w, runs), writeShares(w, runs)); err != nil {
 		return err
 	}
 	text, err := why.text()
@@ -172,6 +176,21 @@ func writeClasses(w io.Writer, runs []*run) error {
 		for _, c := range r.classes {
 			fmt.Fprintf(t, "%d\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.1f%%\t%.3g\t\n", i+1, c.Name, c.Requests, c.Refused, ms(c.TTFT.P50), ms(c.TTFT.P95), ms(c.TTFT.P99),
 				ms(c.TPOT.P50), ms(c.TPOT.P95), ms(c.TPOT.P99), ms(c.E2E.P95), objective(c.SLO), 100*c.Met, c.Goodput)
+		}
+	}
+	return t.Flush()
+}
+
+// writeShares prints what each variant of each run did, if there are any.
+func writeShares(w io.Writer, runs []*run) error {
+	if !slices.ContainsFunc(runs, func(r *run) bool { return len(r.shares) > 0 }) {
+		return nil
+	}
+	t := aligned(w)
+	fmt.Fprintln(t, "\nrun\tvariant\tengines\tcost/h\trequests\tmet\t")
+	for i, r := range runs {
+		for _, v := range r.shares {
+			fmt.Fprintf(t, "%d\t%s\t%d\t%.4g\t%d\t%.1f%%\t\n", i+1, v.Variant, v.Engines, v.Cost, v.Requests, 100*float64(v.Met)/float64(max(1, v.Requests)))
 		}
 	}
 	return t.Flush()
@@ -241,10 +260,29 @@ type details struct {
 	Preemptions int               `json:"preemptions"`
 	Evicted     int               `json:"evicted,omitempty"`
 	FellBack    int               `json:"fell_back,omitempty"`
+	Cost        float64           `json:"cost,omitempty"`              // of the pool, as long as the run took
+	PerMet      float64           `json:"cost_per_1000_met,omitempty"` // requests
+	Variants    []variantDetails  `json:"variants,omitempty"`
 	Scaled      *scaledDetails    `json:"scaled,omitempty"`
 	Classes     []classDetails    `json:"classes,omitempty"`
 	Picks       *picksDetails     `json:"picks,omitempty"` // of a capture
 	Measured    *measured         `json:"measured,omitempty"`
+}
+
+// variantDetails are the numbers of a variant of the pool.
+type variantDetails struct {
+	Variant  string  `json:"variant"`
+	Engines  int     `json:"engines"`
+	Cost     float64 `json:"cost_per_hour"` // of all of them
+	Requests int     `json:"requests"`      // whose answers they generated
+	Met      int     `json:"met"`           // of these
+}
+
+func (r *run) variantDetails() (all []variantDetails) {
+	for _, v := range r.shares {
+		all = append(all, variantDetails(v))
+	}
+	return all
 }
 
 // classDetails are the numbers of a class of requests.
@@ -281,7 +319,7 @@ func writeJSON(w io.Writer, runs []*run, why *whys) error {
 		}
 		s := &r.summary
 		all.Runs = append(all.Runs, shown{r.scaler, r.config, r.threshold, pool, several(r.replicas), r.requests.Concurrency, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
-			details{s.Refused, r.refusals, s.Unfinished, s.ITL, s.E2E, s.Queued, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.LoadRate, s.KVBytes, s.Preemptions, s.Evicted, s.FellBack, r.scaledDetails(), r.classDetails(), r.picksDetails(), r.measured()}})
+			details{s.Refused, r.refusals, s.Unfinished, s.ITL, s.E2E, s.Queued, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.LoadRate, s.KVBytes, s.Preemptions, s.Evicted, s.FellBack, s.Cost, s.PerMet, r.variantDetails(), r.scaledDetails(), r.classDetails(), r.picksDetails(), r.measured()}})
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -11,9 +12,20 @@ import (
 
 // poolFile is the file of --pool-file: what differs within a pool.
 type poolFile struct {
-	Zones []zone `yaml:"zones"`
-	Links []link `yaml:"links"`
-	LoRA  lora   `yaml:"lora"`
+	Zones    []zone    `yaml:"zones"`
+	Links    []link    `yaml:"links"`
+	LoRA     lora      `yaml:"lora"`
+	Variants []variant `yaml:"variants"`
+
+	kinds []model // of Variants
+}
+
+// variant is what some engines are.
+type variant struct {
+	Name    string   `yaml:"name"`
+	Engines []string `yaml:"engines"` // patterns of names
+	Engine  string   `yaml:"engine"`  // as of --engine
+	Cost    float64  `yaml:"cost"`    // of an engine for an hour; 0: one for each of its GPUs
 }
 
 // lora is what LoRA adapters cost in an engine. Without Slots they cost nothing.
@@ -56,12 +68,26 @@ func (f *poolFile) read(name string) error {
 	if err := workload.ReadYAML(data, f); err != nil {
 		return err
 	}
+	for i, v := range f.Variants {
+		if v.Name == "" || len(v.Engines) == 0 || v.Engine == "" {
+			return fmt.Errorf("variant %d has no name, no engines, or no engine that says what they are like", i+1)
+		}
+	}
 	for i, z := range f.Zones {
 		if z.Name == "" || len(z.Engines) == 0 {
 			return fmt.Errorf("zone %d has no name or no engines", i+1)
 		}
 	}
 	return nil
+}
+
+// variants returns the variants of a pool.
+func (s *settings) variants() (all []replay.Variant) {
+	for i, v := range s.differ.Variants {
+		m := &s.differ.kinds[i]
+		all = append(all, replay.Variant{Name: v.Name, Engines: v.Engines, Cost: cmp.Or(v.Cost, float64(m.hardware.GPUs)), Kind: s.kind(m)})
+	}
+	return all
 }
 
 // patterns returns what has to name an engine of a pool.
@@ -71,6 +97,9 @@ func (f *poolFile) patterns() (all []string) {
 	}
 	for _, l := range f.Links {
 		all = append(all, l.From, l.To)
+	}
+	for _, v := range f.Variants {
+		all = append(all, v.Engines...)
 	}
 	return all
 }

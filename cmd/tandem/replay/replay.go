@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -39,6 +40,9 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	}
 	if err := s.differ.read(s.Pool.File); err != nil {
 		return boot.Configf("reading %s: %w", s.Pool.File, err)
+	}
+	if len(s.differ.Variants) > 0 && (s.Why.Elastic || s.Why.Regret) {
+		return boot.Usagef("--regret and --elastic replay pools whose engines are alike: leave out the variants of %s", s.Pool.File)
 	}
 	if s.Why.Elastic {
 		return s.elastic(ctx, files, std)
@@ -93,6 +97,7 @@ type run struct {
 	ttft, tpot []float64 // percentiles of the answered requests in ms, evenly from 0 to 100
 	timeline   []replay.Sample
 	sizes      []replay.Resize    // of a pool that scales
+	shares     []replay.Share     // of the variants of the pool; nil if it has none
 	story      *replay.Story      // nil unless one is wanted
 	capture    *capture.Capture   // nil: the trace is none
 	picks      *replay.Repicked   // of the capture; nil: they were not made again
@@ -135,11 +140,11 @@ func (s *settings) plan(files []string, warnings io.Writer) (runs []*run, err er
 
 // under adds the runs under one load.
 func (s *settings) under(runs []*run, from *source, requests *replay.Trace, pools []replay.Pool, configs []named) ([]*run, error) {
-	for _, name := range s.Pool.Engines {
-		m, err := s.Pool.model(name)
-		if err != nil {
-			return nil, fmt.Errorf("reading the engine: %w", err)
-		}
+	models, err := s.models()
+	if err != nil {
+		return nil, fmt.Errorf("reading the engine: %w", err)
+	}
+	for _, m := range models {
 		for _, pool := range pools {
 			for _, c := range s.scaled(s.replicated(from, configs)) {
 				r := &run{scaler: c.scaler, replicas: c.replicas, config: c.name, threshold: c.threshold, engine: m.name, trace: from.name, capture: from.capture(), times: from.measured(requests), pool: pool, load: load(requests), requests: requests,
@@ -184,13 +189,54 @@ func (s *settings) replicated(from *source, configs []named) (all []replicated) 
 
 // options returns how a configuration is run.
 func (s *settings) options(m model, pool replay.Pool, c *config.Config) replay.Options {
-	o := s.pooled(pool)
-	o.Config, o.Engine, o.Table, o.Hardware = c, m.config, m.table, m.hardware
-	o.Engine.Adapters, o.Engine.Load, o.Engine.Slowdown = s.differ.LoRA.Slots, s.differ.LoRA.Load, s.differ.LoRA.Slowdown
+	o, k := s.pooled(pool), s.kind(&m)
+	o.Config, o.Engine, o.Table, o.Hardware, o.Request = c, k.Engine, k.Table, k.Hardware, k.Request
+	o.Variants = s.variants()
 	o.Events = s.Picker.Events
 	o.Sync = s.Picker.Sync
-	o.Scrape, o.Stale, o.First, o.Hop, o.Request, o.Seed = s.Picker.Scrape, s.Picker.Stale, s.Network.First, s.Network.Hop, m.request, uint64(s.Picker.Seed)
+	o.Scrape, o.Stale, o.First, o.Hop, o.Seed = s.Picker.Scrape, s.Picker.Stale, s.Network.First, s.Network.Hop, uint64(s.Picker.Seed)
 	return o
+}
+
+// kind returns what engines of a model are like.
+func (s *settings) kind(m *model) replay.Kind {
+	k := replay.Kind{Engine: m.config, Table: m.table, Hardware: m.hardware, Request: m.request}
+	k.Engine.Adapters, k.Engine.Load, k.Engine.Slowdown = s.differ.LoRA.Slots, s.differ.LoRA.Load, s.differ.LoRA.Slowdown
+	return k
+}
+
+// models returns the engines that are compared. Of a pool with variants it is one, by the names of all.
+func (s *settings) models() (all []model, err error) {
+	if len(s.differ.Variants) > 0 {
+		return s.mixed()
+	}
+	for _, name := range s.Pool.Engines {
+		m, err := s.Pool.model(name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, m)
+	}
+	return all, nil
+}
+
+// mixed reads the engines of the variants.
+func (s *settings) mixed() ([]model, error) {
+	if !slices.Equal(s.Pool.Engines, defaults().Pool.Engines) {
+		return nil, fmt.Errorf("the variants of %s say what the engines are like: leave out --engine", s.Pool.File)
+	}
+	f, names := &s.differ, []string(nil)
+	f.kinds = nil
+	for _, v := range f.Variants {
+		m, err := s.Pool.model(v.Engine)
+		if err != nil {
+			return nil, fmt.Errorf("variant %s: %w", v.Name, err)
+		}
+		f.kinds, names = append(f.kinds, m), append(names, v.Name)
+	}
+	all := f.kinds[0]
+	all.name = strings.Join(names, "+")
+	return []model{all}, nil
 }
 
 // pooled returns the options that say what a pool is like.

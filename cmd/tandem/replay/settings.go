@@ -51,7 +51,7 @@ type pickerFlags struct {
 
 type poolFlags struct {
 	Pools       []replay.Pool `flag:"pool" arg:"POOL[,…]" help:"engines of each role, such as 4P+12D: P prefills, D decodes, B does both. Several pools are compared. Default: that of a capture, else 4P+12D"`
-	File        string        `flag:"pool-file" arg:"FILE" help:"more about the pools (YAML): zones, links with another bandwidth or latency, or that lose or delay transfers, and what LoRA adapters cost; replay.md has the members"`
+	File        string        `flag:"pool-file" arg:"FILE" help:"more about the pools (YAML): zones, links with another bandwidth or latency, or that lose or delay transfers, engines of several kinds with what they cost, and what LoRA adapters cost; replay.md has the members"`
 	Engines     []string      `flag:"engine" arg:"NAME|FILE[,…]" help:"step times: one of the built-in tables, or a CSV file (kind,new_tokens,batch,context,ms). Several engines are compared"`
 	Scheduler   string        `flag:"scheduler" arg:"vllm|sglang" help:"whose defaults and order of steps the engines have. Default: what the file of --engine says, or vllm"`
 	KVTokens    int           `flag:"kv-tokens" arg:"TOKENS" help:"size of an engine's KV cache. Default: that of the built-in engine, or what the file says"`

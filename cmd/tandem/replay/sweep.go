@@ -58,7 +58,7 @@ func (r *run) perform(ctx context.Context, slo replay.SLO, keep bool) error {
 		return err
 	}
 	r.summary, r.classes, r.timeline, r.story, r.done = result.Summary(slo), result.ByClass(slo), result.Timeline, result.Story, true
-	r.refusals, r.sizes = result.Refusals(), result.Sizes
+	r.refusals, r.sizes, r.shares = result.Refusals(), result.Sizes, result.Shares(slo)
 	if r.requests.Closed() {
 		r.load = result.Load()
 	}
