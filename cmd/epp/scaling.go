@@ -97,23 +97,32 @@ type sizes struct {
 	exchange *replica.Exchange // nil: there are no others, or they are not known
 
 	mu      sync.Mutex
-	sizer   *scale.Sizer // nil: the configuration has none
+	sizer   sizer // nil: the configuration has none
 	changed chan struct{}
+}
+
+// sizer is the plugin replica-sizer: a *scale.Sizer, or *scale.Variants.
+type sizer interface {
+	Notify(changed func())
+	Wake()
+	Sizes() []scale.Size
+	SizedAs(e *epp.Endpoint) (role, variant string)
+	Reused(e *epp.Endpoint) float64
 }
 
 func newSizes(pool *pool.Pool) *sizes { return &sizes{pool: pool, changed: make(chan struct{})} }
 
 // use takes the sizes from the plugin of a configuration.
 func (s *sizes) use(b *config.Built) {
-	var sizer *scale.Sizer
-	for _, sizer = range config.Of[*scale.Sizer](b) {
+	var plugin sizer
+	for _, plugin = range config.Of[sizer](b) {
 		break
 	}
 	s.mu.Lock()
-	s.sizer = sizer
+	s.sizer = plugin
 	s.mu.Unlock()
-	if sizer != nil {
-		sizer.Notify(s.computed)
+	if plugin != nil {
+		plugin.Notify(s.computed)
 	} else if s.exchange != nil {
 		s.exchange.SetSizes(nil)
 	}
@@ -135,10 +144,10 @@ func (s *sizes) computed() {
 // wake has a pool that is scaled to zero start, because a request waits.
 func (s *sizes) wake() {
 	s.mu.Lock()
-	sizer := s.sizer
+	plugin := s.sizer
 	s.mu.Unlock()
-	if sizer != nil {
-		sizer.Wake()
+	if plugin != nil {
+		plugin.Wake()
 	}
 }
 
@@ -173,27 +182,27 @@ func (s *sizes) own() ([]scale.Size, error) {
 		return nil, errNoEndpoints
 	}
 	s.mu.Lock()
-	sizer := s.sizer
+	plugin := s.sizer
 	s.mu.Unlock()
-	if sizer == nil {
+	if plugin == nil {
 		return nil, errNoSizer
 	}
-	return sizer.Sizes(), nil
+	return plugin.Sizes(), nil
 }
 
 // pods returns the pods of roles that are sized, with what they have to do: what pickers have sent them, or what their engines say, if that is more, such
 // as just after a start of the picker.
 func (s *sizes) pods() (all []leaving.Pod) {
 	s.mu.Lock()
-	sizer := s.sizer
+	plugin := s.sizer
 	s.mu.Unlock()
-	if sizer == nil {
+	if plugin == nil {
 		return nil
 	}
 	now := s.pool.Snapshot()
 	at := map[string]int{} // index in all, by name
 	for i, e := range now.Endpoints {
-		role := scale.RoleOf(e)
+		role, variant := plugin.SizedAs(e)
 		if role == "" || scale.Grouped(e) {
 			continue // the controller of a LeaderWorkerSet has no choice
 		}
@@ -201,7 +210,7 @@ func (s *sizes) pods() (all []leaving.Pod) {
 		if !known {
 			k = len(all)
 			at[e.Pod] = k
-			all = append(all, leaving.Pod{Role: role, Name: e.Pod, Reused: sizer.Reused(e)})
+			all = append(all, leaving.Pod{Role: role, Variant: variant, Name: e.Pod, Reused: plugin.Reused(e)})
 		}
 		running, _ := now.Loads[i].Signals.Value(epp.Running)
 		waiting, _ := now.Loads[i].Signals.Value(epp.Waiting)

@@ -2,6 +2,8 @@ package plugin
 
 import (
 	"cmp"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -25,6 +27,32 @@ type ReplicaSizer struct {
 	Prefill SizedRole `yaml:"prefill"`
 	// Decode are the replicas that generate answers, also those that compute prompts too.
 	Decode SizedRole `yaml:"decode"`
+	// Variants has a size computed for each of several variants of the replicas that generate answers, in place of decode: see
+	// cheapest-variant-filter. It is for pools without prefill replicas, so prefill.maxReplicas must be 0. Default: none.
+	Variants []SizedVariant `yaml:"variants"`
+	// VariantLabel is the label of pods that names their variant, with variants. Default llm-d.ai/variant.
+	VariantLabel string `yaml:"variantLabel"`
+}
+
+// SizedVariant is what replica-sizer is told of the replicas of one variant. The cheapest variant that is sized for what a request wants counts it,
+// whichever serves it; the dearest one counts those for which none is.
+type SizedVariant struct {
+	// Variant is the value of the pods' label, and of the label variant, or variant_name, of the metrics.
+	Variant string `yaml:"variant"`
+	// TTFTMs is the time to first token, in milliseconds, that the variant is sized to give: it counts requests that want no less. Default:
+	// that of the plugin.
+	TTFTMs float64 `yaml:"ttftMs"`
+	// TPOTMs is the time for each further token, likewise.
+	TPOTMs float64 `yaml:"tpotMs"`
+	// MinReplicas is the smallest number of replicas. Without flow control some variant should have one: requests that find no pod are refused.
+	// Default 0.
+	MinReplicas int `yaml:"minReplicas"`
+	// MaxReplicas is the largest number of replicas, from 1 to 1024.
+	MaxReplicas int `yaml:"maxReplicas"`
+	// VariantCost is what a replica costs, in any unit that is the same for all.
+	VariantCost float64 `yaml:"variantCost"`
+	// ReadySeconds is how long it takes from the wish for a replica until it serves, until three have shown it. Default 120.
+	ReadySeconds float64 `yaml:"readySeconds"`
 }
 
 // SizedRole is what replica-sizer is told of the replicas of one role.
@@ -45,8 +73,8 @@ type SizedRole struct {
 
 // newReplicaSizer returns the parameters with their defaults.
 func newReplicaSizer() epp.Plugin {
-	role := SizedRole{MinReplicas: 1, MaxReplicas: 4, VariantCost: 10, ReadySeconds: 120}
-	return &ReplicaSizer{TTFTMs: 2000, TPOTMs: 50, Attainment: 0.99, StabilizationWindowSeconds: 300, Prefill: role, Decode: role}
+	role := SizedRole{MinReplicas: 1, MaxReplicas: 4, VariantCost: 10, ReadySeconds: usualReady}
+	return &ReplicaSizer{TTFTMs: 2000, TPOTMs: 50, Attainment: 0.99, StabilizationWindowSeconds: 300, Prefill: role, Decode: role, VariantLabel: epp.VariantLabel}
 }
 
 // Bounds of parameters.
@@ -86,8 +114,41 @@ func (p *ReplicaSizer) Problems(report epp.Report) {
 		within(role.name+".variantCost", r.VariantCost, highestCost)
 		within(role.name+".readySeconds", r.ReadySeconds, longestStarting)
 	}
+	p.variantProblems(report)
 	if p.Prefill.variant("prefill") == p.Decode.variant("decode") {
 		report("decode.variant", "must differ from that of prefill, or their metrics cannot be told apart; got %q", p.Decode.variant("decode"))
+	}
+}
+
+func (p *ReplicaSizer) variantProblems(report epp.Report) {
+	if len(p.Variants) == 0 {
+		return
+	}
+	if p.Prefill.MaxReplicas > 0 {
+		report("variants", "are for pools without prefill replicas: prefill.maxReplicas must be 0, got %d", p.Prefill.MaxReplicas)
+	}
+	if p.VariantLabel == "" {
+		report("variantLabel", "must not be empty with variants")
+	}
+	for i := range p.Variants {
+		v := &p.Variants[i]
+		field := func(name string) string { return fmt.Sprintf("variants[%d].%s", i, name) }
+		within := func(name string, value, least, most float64) {
+			if !(value >= least && value <= most) {
+				report(field(name), "must be from %v to %v, got %v", least, most, value)
+			}
+		}
+		if v.Variant == "" || slices.ContainsFunc(p.Variants[:i], func(other SizedVariant) bool { return other.Variant == v.Variant }) {
+			report(field("variant"), "must be a name that no other variant has, got %q", v.Variant)
+		}
+		within("ttftMs", v.TTFTMs, 0, longestGoalMs)
+		within("tpotMs", v.TPOTMs, 0, longestGoalMs)
+		within("maxReplicas", float64(v.MaxReplicas), 1, mostReplicas)
+		within("minReplicas", float64(v.MinReplicas), 0, float64(v.MaxReplicas))
+		within("readySeconds", v.ReadySeconds, 0, longestStarting)
+		if !(v.VariantCost > 0 && v.VariantCost <= highestCost) {
+			report(field("variantCost"), "must be more than 0 and at most %v, got %v", highestCost, v.VariantCost)
+		}
 	}
 }
 
@@ -101,6 +162,9 @@ func fromSeconds(s float64) time.Duration { return time.Duration(s * float64(tim
 
 // Build implements epp.Plugin. What was learnt of the load outlives a reload.
 func (p *ReplicaSizer) Build(b *epp.Builder) (any, error) {
+	if len(p.Variants) > 0 {
+		return p.sizeVariants(b), nil
+	}
 	c := scale.Config{
 		Objective: scale.Objective{TTFT: fromSeconds(p.TTFTMs / 1000), TPOT: fromSeconds(p.TPOTMs / 1000), Share: p.Attainment},
 		Prefill:   p.Prefill.config("prefill"), Decode: p.Decode.config("decode"),
@@ -108,4 +172,19 @@ func (p *ReplicaSizer) Build(b *epp.Builder) (any, error) {
 	}
 	state := epp.Kept(b.Keep, "replica-sizer", func() *scale.State { return new(scale.State) })
 	return scale.New(c, state, latency.Of(b), b.Clock()), nil
+}
+
+// usualReady is the default of readySeconds.
+const usualReady = 120
+
+func (p *ReplicaSizer) sizeVariants(b *epp.Builder) *scale.Variants {
+	c := scale.VariantsConfig{Objective: scale.Objective{TTFT: fromSeconds(p.TTFTMs / 1000), TPOT: fromSeconds(p.TPOTMs / 1000), Share: p.Attainment},
+		Label: p.VariantLabel, Window: fromSeconds(p.StabilizationWindowSeconds)}
+	var states []*scale.State
+	for _, v := range slices.SortedStableFunc(slices.Values(p.Variants), func(a, b SizedVariant) int { return cmp.Compare(a.VariantCost, b.VariantCost) }) {
+		c.Variants = append(c.Variants, scale.Variant{TTFT: fromSeconds(cmp.Or(v.TTFTMs, p.TTFTMs) / 1000), TPOT: fromSeconds(cmp.Or(v.TPOTMs, p.TPOTMs) / 1000),
+			Role: scale.Role{Variant: v.Variant, Min: v.MinReplicas, Max: v.MaxReplicas, Cost: v.VariantCost, Ready: fromSeconds(cmp.Or(v.ReadySeconds, usualReady))}})
+		states = append(states, epp.Kept(b.Keep, "replica-sizer/"+v.Variant, func() *scale.State { return new(scale.State) }))
+	}
+	return scale.NewVariants(c, states, latency.Of(b), b.Clock())
 }

@@ -27,6 +27,11 @@
 //
 // A pool goes to zero as a whole. The first request that waits in the picker (Sizer.Wake) makes the sizes 1 at once.
 //
+// # Variants
+//
+// Of a pool without prefill replicas, several Deployments of one model may have sizes of their own (Variants): a request counts for the cheapest of
+// them that is sized to give it what it wants, whichever serves it.
+//
 // # Roles
 //
 // The same model tells how many requests a split of the replicas bears (Bears). By it a Turner gives each replica that can prefill and decode one of

@@ -204,6 +204,17 @@ func RoleOf(e *epp.Endpoint) string {
 	return ""
 }
 
+// SizedAs returns the role and the variant by which an endpoint is counted, "" if it is not.
+func (s *Sizer) SizedAs(e *epp.Endpoint) (role, variant string) {
+	switch role = RoleOf(e); role {
+	case "decode":
+		return role, s.config.Decode.Variant
+	case "prefill":
+		return role, s.config.Prefill.Variant
+	}
+	return "", ""
+}
+
 // Labels of the pods of a LeaderWorkerSet: its name, and the number of the group.
 const (
 	setLabel   = "leaderworkerset.sigs.k8s.io/name"

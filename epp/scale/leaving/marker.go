@@ -28,6 +28,7 @@ type Pod struct {
 	Role, Name string
 	Requests   int     // that it has
 	Reused     float64 // tokens that requests have lately found in its cache
+	Variant    string  // by which the size of its role is computed
 }
 
 // Cluster is the pods of the API server.
@@ -88,9 +89,9 @@ func (m *Marker) look(ctx context.Context) {
 	m.follow(now, pods, costs)
 	for i := range sizes {
 		size := &sizes[i]
-		first := choose(pods, costs, size.Role, size.Current-min(size.Desired, size.Soon))
+		first := choose(pods, costs, size, size.Current-min(size.Desired, size.Soon))
 		for k := range pods {
-			if p := &pods[k]; p.Role == size.Role {
+			if p := &pods[k]; p.is(size) {
 				m.mark(ctx, now, p.Name, costs[p.Name], slices.Contains(first, p.Name))
 			}
 		}
@@ -129,12 +130,15 @@ func (m *Marker) mark(ctx context.Context, now time.Time, pod, cost string, goes
 	}
 }
 
-// choose returns the pods of a role that are to go, so many: those with the fewest requests, of these those with the coldest caches, of these those that
+// is reports whether a size is that of the pod's role and variant.
+func (p *Pod) is(s *scale.Size) bool { return p.Role == s.Role && p.Variant == s.Variant }
+
+// choose returns the pods of a size that are to go, so many: those with the fewest requests, of these those with the coldest caches, of these those that
 // were chosen before.
-func choose(pods []Pod, costs map[string]string, role string, many int) (names []string) {
+func choose(pods []Pod, costs map[string]string, size *scale.Size, many int) (names []string) {
 	var of []Pod
 	for _, p := range pods {
-		if cost := costs[p.Name]; p.Role == role && (cost == "" || cost == Cost) {
+		if cost := costs[p.Name]; p.is(size) && (cost == "" || cost == Cost) {
 			of = append(of, p)
 		}
 	}

@@ -46,7 +46,7 @@ func (p *pool) SetDeletionCost(_ context.Context, pod, cost string) error {
 func startMarker(log *slog.Logger) (*Marker, *pool) {
 	p := &pool{now: time.Unix(1000, 0), costs: map[string]string{}, changed: make(chan struct{}),
 		sizes: []scale.Size{{Role: "decode", Current: 3, Desired: 2, Soon: 2}, {Role: "prefill", Current: 1, Desired: 1, Soon: 1}},
-		pods:  []Pod{{"decode", "a", 9, 0}, {"decode", "b", 2, 0}, {"decode", "c", 9, 0}, {"prefill", "p", 0, 0}}}
+		pods:  []Pod{{"decode", "a", 9, 0, ""}, {"decode", "b", 2, 0, ""}, {"decode", "c", 9, 0, ""}, {"prefill", "p", 0, 0, ""}}}
 	return New(Options{Sizes: p, Pods: func() []Pod { return p.pods }, Cluster: p, Now: func() time.Time { return p.now }, Log: log}), p
 }
 
@@ -66,19 +66,20 @@ func TestChoose(t *testing.T) {
 		many  int
 		want  []string
 	}{
-		{"the fewest requests", []Pod{{"decode", "a", 40, 0}, {"decode", "b", 3, 9e6}, {"decode", "c", 40, 0}}, nil, 1, []string{"b"}},
-		{"of about as many, the coldest cache", []Pod{{"decode", "a", 4, 9e6}, {"decode", "b", 7, 2000}, {"decode", "c", 5, 9e6}}, nil, 1, []string{"b"}},
-		{"of equal ones, those that were chosen before", []Pod{{"decode", "a", 5, 0}, {"decode", "b", 7, 0}}, map[string]string{"b": Cost}, 1, []string{"b"}},
-		{"of equal ones, the first by name", []Pod{{"decode", "b", 5, 0}, {"decode", "a", 7, 0}}, nil, 1, []string{"a"}},
-		{"several", []Pod{{"decode", "a", 5, 0}, {"decode", "b", 0, 0}, {"decode", "c", 90, 0}}, nil, 2, []string{"b", "a"}},
-		{"none", []Pod{{"decode", "a", 5, 0}}, nil, 0, nil},
-		{"the role has grown meanwhile", []Pod{{"decode", "a", 5, 0}}, nil, -2, nil},
-		{"no more than there are", []Pod{{"decode", "a", 5, 0}}, nil, 3, []string{"a"}},
-		{"none of another role", []Pod{{"prefill", "a", 0, 0}, {"decode", "b", 5, 0}}, nil, 1, []string{"b"}},
-		{"none that a user has given a cost", []Pod{{"decode", "a", 0, 0}, {"decode", "b", 5, 0}}, map[string]string{"a": "7"}, 1, []string{"b"}},
+		{"the fewest requests", []Pod{{"decode", "a", 40, 0, ""}, {"decode", "b", 3, 9e6, ""}, {"decode", "c", 40, 0, ""}}, nil, 1, []string{"b"}},
+		{"of about as many, the coldest cache", []Pod{{"decode", "a", 4, 9e6, ""}, {"decode", "b", 7, 2000, ""}, {"decode", "c", 5, 9e6, ""}}, nil, 1, []string{"b"}},
+		{"of equal ones, those that were chosen before", []Pod{{"decode", "a", 5, 0, ""}, {"decode", "b", 7, 0, ""}}, map[string]string{"b": Cost}, 1, []string{"b"}},
+		{"of equal ones, the first by name", []Pod{{"decode", "b", 5, 0, ""}, {"decode", "a", 7, 0, ""}}, nil, 1, []string{"a"}},
+		{"several", []Pod{{"decode", "a", 5, 0, ""}, {"decode", "b", 0, 0, ""}, {"decode", "c", 90, 0, ""}}, nil, 2, []string{"b", "a"}},
+		{"none", []Pod{{"decode", "a", 5, 0, ""}}, nil, 0, nil},
+		{"the role has grown meanwhile", []Pod{{"decode", "a", 5, 0, ""}}, nil, -2, nil},
+		{"no more than there are", []Pod{{"decode", "a", 5, 0, ""}}, nil, 3, []string{"a"}},
+		{"none of another role", []Pod{{"prefill", "a", 0, 0, ""}, {"decode", "b", 5, 0, ""}}, nil, 1, []string{"b"}},
+		{"none of another variant", []Pod{{"decode", "a", 0, 0, "h100"}, {"decode", "b", 5, 0, ""}}, nil, 1, []string{"b"}},
+		{"none that a user has given a cost", []Pod{{"decode", "a", 0, 0, ""}, {"decode", "b", 5, 0, ""}}, map[string]string{"a": "7"}, 1, []string{"b"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := choose(test.pods, test.costs, "decode", test.many); !slices.Equal(got, test.want) {
+			if got := choose(test.pods, test.costs, &scale.Size{Role: "decode"}, test.many); !slices.Equal(got, test.want) {
 				t.Errorf("chosen %v, want %v", got, test.want)
 			}
 		})
