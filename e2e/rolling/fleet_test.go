@@ -327,8 +327,33 @@ func (s *rollingService) dial(ctx context.Context, network, _ string) (net.Conn,
 // pickerNames is a name server with one name, that of the pickers: a headless Service.
 type pickerNames struct {
 	conn  net.PacketConn
-	mu    sync.Mutex // guards hosts
+	mu    sync.Mutex // guards the fields below
 	hosts []net.IP
+	fault nameFault
+	vain  int // questions that got no address since the server fails
+}
+
+// nameFault is how a name server fails.
+type nameFault string
+
+const (
+	noNameFault   nameFault = ""
+	serverFailure nameFault = "each answer is that the server has failed"
+	noAnswer      nameFault = "it does not answer"
+)
+
+// fail has the name server fail from now on, or work again.
+func (n *pickerNames) fail(how nameFault) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.fault, n.vain = how, 0
+}
+
+// inVain returns how many questions got no address since the server fails.
+func (n *pickerNames) inVain() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.vain
 }
 
 func startPickerNames(t *testing.T) *pickerNames {
@@ -368,7 +393,7 @@ func (n *pickerNames) serve() {
 	}
 }
 
-// answer is that to one question, by RFC 1035: all addresses if it asks for type A, else that there are none.
+// answer is that to one question, by RFC 1035: all addresses if it asks for type A, else that there are none; nil is no answer.
 func (n *pickerNames) answer(query []byte) []byte {
 	const header, typeA, classIN = 12, 1, 1
 	end := bytes.IndexByte(query[min(header, len(query)):], 0) + header + 5 // the name, its end, type and class
@@ -377,12 +402,21 @@ func (n *pickerNames) answer(query []byte) []byte {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	hosts := n.hosts
+	hosts, code := n.hosts, byte(0)
+	if n.fault != noNameFault {
+		n.vain++
+	}
+	switch n.fault {
+	case noAnswer:
+		return nil
+	case serverFailure:
+		hosts, code = nil, 2
+	}
 	if binary.BigEndian.Uint16(query[end-4:]) != typeA {
 		hosts = nil
 	}
 	a := append([]byte(nil), query[:2]...)
-	a = append(a, 0x84, 0, 0, 1, 0, byte(len(hosts)), 0, 0, 0, 0) // an authoritative answer to one question
+	a = append(a, 0x84, code, 0, 1, 0, byte(len(hosts)), 0, 0, 0, 0) // an authoritative answer to one question
 	a = append(a, query[header:end]...)
 	for _, host := range hosts {
 		a = append(a, 0xc0, header, 0, typeA, 0, classIN, 0, 0, 0, 5, 0, net.IPv4len) // the name of the question, for 5 s
