@@ -18,6 +18,8 @@ SEED ?= 1
 CHAOSTIME ?= 2m
 CHAOSREQUESTS ?= 10000
 SOAKTIME ?= 20m
+CHAOSLONG ?= 20m
+CHAOSLONGREQUESTS ?= 50000
 BATCHLINES ?= 1000000
 BATCHKILLS ?= 30
 KILLTIME ?= 5m
@@ -126,6 +128,10 @@ LONG = go test -count=1 -v -run
 .PHONY: chaos
 chaos: modules .tools/envoy ## kill, stop, restart and cut everything at random under load (SEED, CHAOSTIME, CHAOSREQUESTS)
 	@cd e2e/chaos && $(LONG) '^TestChaos$$' -timeout=40m . -args -chaos.seed=$(SEED) -chaos.for=$(CHAOSTIME) -chaos.requests=$(CHAOSREQUESTS)
+
+.PHONY: chaos-long
+chaos-long: modules .tools/envoy ## the same with more faults, each by itself and then all together: the table of docs/chaos.md (SEED, CHAOSLONG, CHAOSLONGREQUESTS)
+	@cd e2e/chaos && $(LONG) '^TestChaos$$' -timeout=90m . -args -chaos.wide -chaos.seed=$(SEED) -chaos.for=$(CHAOSLONG) -chaos.requests=$(CHAOSLONGREQUESTS)
 
 .PHONY: rolling
 rolling: modules .tools/envoy ## restart every component under load, twice

@@ -4,7 +4,7 @@
 //	serving      the suite of pair and picker, on simulated engines and, with make test-vllm, on real ones
 //	matrix       every failure in every state of a request
 //	conformance  what the conformance tests for gateways need of a picker
-//	chaos        programs killed, stopped, slowed, cut and refused at random, from a seed
+//	chaos        programs killed, stopped, slowed, cut and refused at random, from a seed; with make chaos-long more than that
 //	overload     four times the capacity, and prefill lost at full load
 //	rolling      every component replaced under load; soak, which looks for growth
 //	security     the attacks of docs/security.md
@@ -24,6 +24,7 @@
 // table:
 //
 //	make chaos      TestChaos (-chaos.seed, -chaos.for, -chaos.requests; SEED, CHAOSTIME, CHAOSREQUESTS)
+//	make chaos-long TestChaos with more faults (-chaos.wide; CHAOSLONG, CHAOSLONGREQUESTS)
 //	make overload   TestOverload, TestQueues, TestPrefillLost (-overload.for)
 //	make rolling    TestRolling, TestRollingHandoff (-rolling.rounds)
 //	make soak       TestSoak, which has no short form: half load on programs with the race detector (-soak.for; SOAKTIME)

@@ -48,7 +48,7 @@ func (c *chaosStack) assessLosses(done []chaosDone) (kept int, stranded int64) {
 	for _, l := range c.losses {
 		excused := !l.kept || l.end.IsZero() || l.begin.Sub(last[l.unit]) < failedReleaseTime
 		for _, d := range done {
-			away := strings.HasPrefix(d.action.target, "prefill") && d.action.kind != chaosSlow && d.action.kind != chaosRefuse
+			away := prefillAway(d.action)
 			cut := d.action.kind == chaosCut && d.action.target == l.unit
 			excused = excused || (away || cut) && d.begin.Before(l.end) && d.end.After(l.begin.Add(-reconnectTime))
 		}
@@ -107,7 +107,8 @@ func (c *chaosStack) strandedAt(t *testing.T, target string) int64 {
 	return int64(harness.Sample(t, c.sidecarOf(target).Addr("metrics"), "tandem_kv_stranded_total"))
 }
 
-// disturbKeeper kills or stops the keeper of a sidecar, unless the keeper has ended and the sidecar has not restarted it yet.
+// disturbKeeper kills or stops the keeper of a sidecar, or fills its descriptors, unless the keeper has ended and the sidecar has not
+// restarted it yet.
 func (c *chaosStack) disturbKeeper(t *testing.T, a chaosAction) {
 	t.Helper()
 	c.noteKeeperDown(a.target)
@@ -115,8 +116,12 @@ func (c *chaosStack) disturbKeeper(t *testing.T, a chaosAction) {
 	if pid == 0 {
 		return
 	}
+	if a.kind == chaosFull {
+		c.full[a.target] = exhaust(t, pid)
+		return
+	}
 	signal := syscall.SIGKILL
-	if a.kind == chaosPause {
+	if a.kind == chaosPause || a.kind == chaosHang {
 		signal = syscall.SIGSTOP
 		c.paused[a.target] = pid
 	}
@@ -125,10 +130,15 @@ func (c *chaosStack) disturbKeeper(t *testing.T, a chaosAction) {
 	}
 }
 
-// restoreKeeper lets a stopped keeper go on. The sidecar itself restarts a keeper that was killed.
+// restoreKeeper lets a stopped keeper go on, or open descriptors again. The sidecar itself restarts a keeper that was killed.
 func (c *chaosStack) restoreKeeper(t *testing.T, a chaosAction) {
 	t.Helper()
 	defer c.noteKeeperDown(a.target)
+	if f, ok := c.full[a.target]; ok {
+		delete(c.full, a.target)
+		f.restore(t)
+		return
+	}
 	pid := c.paused[a.target]
 	if pid == 0 {
 		return

@@ -114,6 +114,7 @@ const (
 	endCut    chaosEnd = "cut"    // a stream that broke off without one, or before its first byte had passed Envoy
 	endBudget chaosEnd = "budget" // 503, because too many requests would have been prefilled on decode
 	endPick   chaosEnd = "pick"   // 503 with Retry-After from Envoy, because the picker was killed in the middle of its answer
+	endForced chaosEnd = "forced" // 502 or 503 with Retry-After, because prefill failed that the client had forced without a fallback
 	endFailed chaosEnd = "failed" // any other error
 	endWrong  chaosEnd = "wrong"  // tokens that an undisturbed engine does not give
 )
@@ -122,8 +123,31 @@ const (
 type chaosResult struct {
 	call       chaosCall
 	begin, end time.Time
+	wait       wait // the longest
 	how        chaosEnd
 	detail     string
+}
+
+// wait is a time in which a client waited for the head of its answer, the next event, or a whole body.
+type wait struct{ begin, end time.Time }
+
+func (w wait) took() time.Duration { return w.end.Sub(w.begin) }
+
+// waits finds the longest wait of a client.
+type waits struct {
+	since   time.Time
+	longest wait
+}
+
+// begins has a wait begin.
+func (w *waits) begins() { w.since = time.Now() }
+
+// ends has a wait end, and the next one begin.
+func (w *waits) ends() {
+	if one := (wait{w.since, time.Now()}); one.took() > w.longest.took() {
+		w.longest = one
+	}
+	w.begins()
 }
 
 // chaosLoad sends calls at an even rate, each by a client of its own, and checks what comes back.
@@ -159,7 +183,9 @@ func (l *chaosLoad) run(ctx context.Context, from, to int, lasts time.Duration) 
 	}
 }
 
+// add notes a result, without its prompt and padding, which drawCall gives again: those of a long run would take a gigabyte.
 func (l *chaosLoad) add(r chaosResult) {
+	r.call.Prompt, r.call.Text, r.call.Members = nil, "", nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.results = append(l.results, r)
@@ -173,8 +199,9 @@ func (l *chaosLoad) makeCall(ctx context.Context, c chaosCall) chaosResult {
 	ctx, cancel := context.WithTimeout(ctx, chaosPatience)
 	defer cancel()
 	r := chaosResult{call: c, begin: time.Now()}
-	got, left, err := c.send(ctx, l.f.Front.Addr, l.f.Model)
-	r.end = time.Now()
+	var w waits
+	got, left, err := c.send(ctx, l.f.Front.Addr, l.f.Model, &w)
+	r.end, r.wait = time.Now(), w.longest
 	if left {
 		r.how = endLeft
 		if got.Tokens == nil {
@@ -188,7 +215,7 @@ func (l *chaosLoad) makeCall(ctx context.Context, c chaosCall) chaosResult {
 }
 
 // send makes the call as its client behaves. left tells that it ended because the client left.
-func (c chaosCall) send(ctx context.Context, base, model string) (got harness.Reply, left bool, err error) {
+func (c chaosCall) send(ctx context.Context, base, model string, w *waits) (got harness.Reply, left bool, err error) {
 	ctx, leave := context.WithCancelCause(ctx)
 	defer leave(nil)
 	req, err := c.request(ctx, base, model, leave)
@@ -198,13 +225,15 @@ func (c chaosCall) send(ctx context.Context, base, model string) (got harness.Re
 	if c.behaviour == leaving {
 		defer time.AfterFunc(c.after, func() { leave(errLeft) }).Stop()
 	}
+	w.begins()
 	resp, err := harness.Client.Do(req)
+	w.ends()
 	if err == nil {
 		defer resp.Body.Close()
 		got, err = answer.New(resp)
 	}
 	if err == nil {
-		err = c.read(ctx, &got, resp, leave)
+		err = c.read(ctx, &got, resp, leave, w)
 	}
 	return got, context.Cause(ctx) == errLeft, err
 }
@@ -237,13 +266,15 @@ type readerFunc func([]byte) (int, error)
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // read takes an answer.
-func (c chaosCall) read(ctx context.Context, got *harness.Reply, resp *http.Response, leave context.CancelCauseFunc) error {
+func (c chaosCall) read(ctx context.Context, got *harness.Reply, resp *http.Response, leave context.CancelCauseFunc, w *waits) error {
+	defer w.ends()
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
 		return got.ReadWhole(resp.Body)
 	}
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<24)
 	for events := 0; lines.Scan(); {
+		w.ends()
 		if err := got.TakeLine(lines.Text()); err != nil {
 			return err
 		}
@@ -255,6 +286,7 @@ func (c chaosCall) read(ctx context.Context, got *harness.Reply, resp *http.Resp
 		}
 		if c.behaviour == slow {
 			pause(ctx, c.after)
+			w.begins()
 		}
 	}
 	return lines.Err()
@@ -277,8 +309,11 @@ func classify(c chaosCall, got harness.Reply, err error) (chaosEnd, string) {
 	case got.Status == 0:
 		return endFailed, fmt.Sprintf("no answer: %v", err)
 	case got.Status != http.StatusOK:
-		later := got.Status == http.StatusServiceUnavailable && got.Header.Get("Retry-After") != ""
+		retry := got.Header.Get("Retry-After") != ""
+		later := retry && got.Status == http.StatusServiceUnavailable
 		switch {
+		case retry && c.Header[pd.HeaderMode] == "force" && (got.Decision.Reason == pd.PrefillFailed || got.Decision.Reason == pd.NoEndpoint):
+			return endForced, got.Body
 		case later && got.Decision.Reason == pd.Budget:
 			return endBudget, ""
 		case later && !c.large && got.Decision == (pd.Result{}):

@@ -20,14 +20,26 @@ const (
 	chaosSlow   chaosKind = "slow"   // the engine sees requests late
 	chaosCut    chaosKind = "cut"    // the engine breaks off some answers
 	chaosRefuse chaosKind = "refuse" // the engine's port is closed
+
+	// Of the wide form only.
+	chaosHang chaosKind = "hang" // SIGSTOP for longer than the lease, and SIGCONT: the program's clocks jump
+	chaosFull chaosKind = "full" // the program can open no descriptor more: no file, no connection
+	chaosFar  chaosKind = "far"  // the pool has the pod at the end of a link of 200 ms
 )
 
 // chaosAction is one thing that goes wrong, and is over after a time.
 type chaosAction struct {
 	at, lasts time.Duration
 	kind      chaosKind
-	target    string // a program: prefill-0, decode-1, sidecar-1, keeper-1, epp-0
+	target    string // a program: prefill-0, decode-1, sidecar-1, keeper-1, epp-0, envoy-0
 	fault     string // for the simulator, as JSON
+	alone     bool   // no action of another kind, or on another role, is under way meanwhile
+}
+
+// name returns the kind, and the role of the target.
+func (a chaosAction) name() string {
+	role, _, _ := strings.Cut(a.target, "-")
+	return string(a.kind) + " " + role
 }
 
 func (a chaosAction) String() string {
@@ -49,14 +61,19 @@ const (
 	// chaosSettle is how long after an action no request may rely on its target: a program that is back is found at once, but
 	// requests that failed there just before still try again elsewhere.
 	chaosSettle = 500 * time.Millisecond
+	// chaosHangs bounds how long a program hangs: streams of a decode engine that hangs end after ten seconds.
+	chaosHangs = chaosLease * 3 / 2
 )
 
-// chaosKinds are the kinds of actions, with their weights in the draw, and the roles of their targets.
-var chaosKinds = []struct {
+// chaosRow is a kind of actions, with its weight in the draw, and the roles of its targets.
+type chaosRow struct {
 	kind   chaosKind
 	weight int
 	roles  []string
-}{
+}
+
+// chaosKinds are the kinds of actions.
+var chaosKinds = []chaosRow{
 	{chaosKill, 11, []string{"prefill", "decode", "sidecar", "keeper", "epp"}},
 	{chaosPause, 5, []string{"prefill", "decode", "sidecar", "keeper", "epp"}},
 	{chaosSlow, 2, []string{"prefill", "decode"}},
@@ -64,14 +81,52 @@ var chaosKinds = []struct {
 	{chaosRefuse, 2, []string{"prefill", "decode"}},
 }
 
+// wideKinds are the kinds of actions of the wide form. Engines with full descriptors are not among them: they are simulated, and
+// to the others they look like engines that hang.
+var wideKinds = append(slices.Clone(chaosKinds),
+	chaosRow{chaosPause, 2, []string{"envoy"}},
+	chaosRow{chaosFull, 3, []string{"sidecar", "keeper", "epp"}},
+	chaosRow{chaosFar, 2, []string{"prefill", "decode"}},
+	chaosRow{chaosHang, 1, []string{"prefill", "decode", "sidecar", "keeper", "epp", "envoy"}},
+)
+
 // planChaos draws the actions of a run. The same arguments give the same actions. At every moment one pod of each role, and
 // one picker, is left alone.
 func planChaos(seed uint64, lasts time.Duration, size chaosSize) []chaosAction {
-	random := rand.New(rand.NewPCG(seed, 0))
-	busy := map[string]time.Duration{} // until when no request may rely on a unit
+	return drawPlan(rand.New(rand.NewPCG(seed, 0)), 0, lasts, size, chaosKinds)
+}
+
+// planWide draws the actions of a run of the wide form. In its first half each kind has each role by itself for a while, so that
+// what it does can be told; in the second, everything happens at once.
+func planWide(seed uint64, lasts time.Duration, size chaosSize) []chaosAction {
+	random := rand.New(rand.NewPCG(seed, 1))
+	var each []chaosRow
+	for _, k := range wideKinds {
+		for _, role := range k.roles {
+			each = append(each, chaosRow{k.kind, 1, []string{role}})
+		}
+	}
 	var plan []chaosAction
-	for at := 300 * time.Millisecond; at < lasts; at += between(random, 150*time.Millisecond, 600*time.Millisecond) {
-		a := drawChaos(random, size)
+	at := time.Duration(0)
+	for i, k := range each {
+		share := max(time.Second, (lasts/2-at)/time.Duration(len(each)-i)) // of what those before it have left: the last action may take longer
+		some := drawPlan(random, at, at+share, size, []chaosRow{k})
+		at += share
+		for j := range some {
+			some[j].alone = true
+			at = max(at, some[j].at+some[j].lasts)
+		}
+		at += 4 * chaosSettle // answers that waited come
+		plan = append(plan, some...)
+	}
+	return append(plan, drawPlan(random, at, lasts, size, wideKinds)...)
+}
+
+// drawPlan draws actions that begin in a span of time.
+func drawPlan(random *rand.Rand, from, to time.Duration, size chaosSize, kinds []chaosRow) (plan []chaosAction) {
+	busy := map[string]time.Duration{} // until when no request may rely on a unit
+	for at := from + 300*time.Millisecond; at < to; at += between(random, 150*time.Millisecond, 600*time.Millisecond) {
+		a := drawChaos(random, size, kinds)
 		if a.at = at; !leavesOne(busy, a, size) {
 			continue
 		}
@@ -85,17 +140,17 @@ func between(random *rand.Rand, low, high time.Duration) time.Duration {
 	return low + time.Duration(random.Int64N(int64(high-low)))
 }
 
-func drawChaos(random *rand.Rand, size chaosSize) chaosAction {
+func drawChaos(random *rand.Rand, size chaosSize, kinds []chaosRow) chaosAction {
 	sum := 0
-	for _, k := range chaosKinds {
+	for _, k := range kinds {
 		sum += k.weight
 	}
 	n, i := random.IntN(sum), 0
-	for ; n >= chaosKinds[i].weight; i++ {
-		n -= chaosKinds[i].weight
+	for ; n >= kinds[i].weight; i++ {
+		n -= kinds[i].weight
 	}
-	role := chaosKinds[i].roles[random.IntN(len(chaosKinds[i].roles))]
-	a := chaosAction{kind: chaosKinds[i].kind, target: role + "-" + strconv.Itoa(random.IntN(size.of(role)))}
+	role := kinds[i].roles[random.IntN(len(kinds[i].roles))]
+	a := chaosAction{kind: kinds[i].kind, target: role + "-" + strconv.Itoa(random.IntN(size.of(role)))}
 	leg := role
 	switch a.kind {
 	case chaosKill:
@@ -112,12 +167,18 @@ func drawChaos(random *rand.Rand, size chaosSize) chaosAction {
 	case chaosRefuse:
 		a.lasts = between(random, 200*time.Millisecond, 1000*time.Millisecond)
 		a.fault = `{"leg":"any","fault":"refuse"}`
+	case chaosHang:
+		a.lasts = between(random, chaosLease+time.Second, chaosHangs)
+	case chaosFull:
+		a.lasts = between(random, 500*time.Millisecond, 3*time.Second)
+	case chaosFar:
+		a.lasts = between(random, time.Second, 4*time.Second)
 	}
 	return a
 }
 
 func (s chaosSize) of(role string) int {
-	return map[string]int{"prefill": s.prefill, "decode": s.decode, "sidecar": s.decode, "keeper": s.decode, "epp": s.epp}[role]
+	return map[string]int{"prefill": s.prefill, "decode": s.decode, "sidecar": s.decode, "keeper": s.decode, "epp": s.epp, "envoy": 1}[role]
 }
 
 // unitOf returns the pod that fails with a target: a decode pod fails with its engine or its sidecar. No request needs the
@@ -126,12 +187,21 @@ func unitOf(target string) string {
 	return strings.NewReplacer("sidecar", "decode", "keeper", "decode").Replace(target)
 }
 
-// leavesOne reports whether no other action is disturbing the target, and another unit of its role stays undisturbed.
+// leavesOne reports whether no other action is disturbing the target, and another unit of its role stays undisturbed. Envoy is the
+// only one of its role: it may be stopped, but not while a picker is disturbed, because Envoy tells whether it has another one.
 func leavesOne(busy map[string]time.Duration, a chaosAction, size chaosSize) bool {
 	unit := unitOf(a.target)
 	role, _, _ := strings.Cut(unit, "-")
-	if busy[unit] > a.at {
+	if busy[unit] > a.at || role == "epp" && busy["envoy-0"] > a.at {
 		return false
+	}
+	if role == "envoy" {
+		for i := range size.epp {
+			if busy["epp-"+strconv.Itoa(i)] > a.at {
+				return false
+			}
+		}
+		return true
 	}
 	for i := range size.of(role) {
 		if other := role + "-" + strconv.Itoa(i); other != unit && busy[other] <= a.at {
@@ -151,40 +221,100 @@ func stepsOf(plan []chaosAction) []chaosStep {
 	return steps
 }
 
-// TestChaosPlan: a seed gives one plan, plans have every kind and role, and always leave one unit of each role alone.
+// TestChaosPlan: a seed gives one plan, plans have every kind and role, and always leave one unit of each role alone. Those of the
+// wide form have every kind and role by itself as well.
 func TestChaosPlan(t *testing.T) {
 	size := chaosSize{2, 3, 2}
-	seen := map[string]int{}
-	for seed := range uint64(20) {
-		plan := planChaos(seed, 2*time.Minute, size)
-		if again := planChaos(seed, 2*time.Minute, size); !slices.Equal(plan, again) {
-			t.Fatalf("seed %d makes two plans", seed)
-		}
-		down := map[string]int{}
-		for _, s := range stepsOf(plan) {
-			role, _, _ := strings.Cut(s.target, "-")
-			unit, _, _ := strings.Cut(unitOf(s.target), "-")
-			if !s.begins {
-				down[unit]--
-				continue
+	for _, c := range []struct {
+		name  string
+		plan  func(seed uint64) []chaosAction
+		kinds []chaosRow
+		alone bool // every kind and role comes by itself, too
+	}{
+		{"short", func(seed uint64) []chaosAction { return planChaos(seed, 2*time.Minute, size) }, chaosKinds, false},
+		{"wide", func(seed uint64) []chaosAction { return planWide(seed, 5*time.Minute, size) }, wideKinds, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			seen := map[string]int{}
+			for seed := range uint64(20) {
+				plan := c.plan(seed)
+				if !slices.Equal(plan, c.plan(seed)) {
+					t.Fatalf("seed %d makes two plans", seed)
+				}
+				alone := map[string]int{}
+				follow(plan, func(a chaosAction, others []chaosAction) {
+					if fault := broken(a, others, size); fault != "" {
+						t.Errorf("seed %d: %v %s", seed, a, fault)
+					}
+					if a.alone {
+						alone[a.name()]++
+					} else {
+						seen[a.name()]++
+					}
+				})
+				if c.alone {
+					mustHaveAll(t, fmt.Sprintf("seed %d by itself", seed), c.kinds, alone)
+				}
 			}
-			seen[string(s.kind)+" "+role]++
-			if down[unit]++; down[unit] >= size.of(unit) {
-				t.Errorf("seed %d: %v leaves no %s", seed, s.chaosAction, unit)
+			mustHaveAll(t, "any plan", c.kinds, seen)
+			if slices.Equal(c.plan(1), c.plan(2)) {
+				t.Error("two seeds make the same plan")
 			}
-			if s.kind == chaosPause && s.lasts > chaosLease/3 {
-				t.Errorf("seed %d: %v is longer than a third of the lease", seed, s.chaosAction)
-			}
+		})
+	}
+}
+
+// follow calls begins for each action of a plan, with those that are under way when it begins.
+func follow(plan []chaosAction, begins func(a chaosAction, others []chaosAction)) {
+	var under []chaosAction
+	for _, s := range stepsOf(plan) {
+		if s.begins {
+			begins(s.chaosAction, under)
+			under = append(under, s.chaosAction)
+		} else {
+			i := slices.Index(under, s.chaosAction)
+			under = slices.Delete(under, i, i+1)
 		}
 	}
-	for _, k := range chaosKinds {
+}
+
+// broken says which rule an action breaks that begins while others are under way; "": none.
+func broken(a chaosAction, others []chaosAction, size chaosSize) string {
+	unit, _, _ := strings.Cut(unitOf(a.target), "-")
+	down := 1 // units of its role
+	for _, o := range others {
+		role, _, _ := strings.Cut(unitOf(o.target), "-")
+		switch {
+		case role == unit:
+			down++
+		case role == "envoy" && unit == "epp", role == "epp" && unit == "envoy":
+			return "begins during " + o.String()
+		}
+		if (a.alone || o.alone) && o.name() != a.name() {
+			return "is not by itself: " + o.String()
+		}
+	}
+	switch {
+	case unit == "envoy" && down > 1:
+		return "begins while Envoy is stopped"
+	case unit != "envoy" && down >= size.of(unit):
+		return "leaves no " + unit
+	case a.kind == chaosPause && a.lasts > chaosLease/3:
+		return "is longer than a third of the lease"
+	case a.kind == chaosHang && (a.lasts <= chaosLease || a.lasts > 9500*time.Millisecond):
+		return "is not longer than the lease, or too long for streams that wait"
+	}
+	return ""
+}
+
+// mustHaveAll fails unless every kind and role was seen.
+func mustHaveAll(t *testing.T, where string, kinds []chaosRow, seen map[string]int) {
+	t.Helper()
+	for _, k := range kinds {
 		for _, role := range k.roles {
 			if seen[string(k.kind)+" "+role] == 0 {
-				t.Errorf("no plan has %s %s", k.kind, role)
+				t.Errorf("%s: there is no %s %s", where, k.kind, role)
 			}
 		}
-	}
-	if slices.Equal(planChaos(1, time.Minute, size), planChaos(2, time.Minute, size)) {
-		t.Error("two seeds make the same plan")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -25,12 +26,15 @@ type chaosStack struct {
 	*harness.Fleet
 	programs map[string]stack.Program
 	running  map[string]harness.Program
-	killed   chaosCounts       // what the engines and sidecars that were killed had counted
-	strands  map[string]int    // how many hand-offs cannot be released, at most, by cause
-	losses   []chaosLoss       // of decode engines, with hand-offs that only a keeper can release
-	paused   map[string]int    // keepers that are stopped, by target
-	outages  map[string]outage // of keepers, by decode pod
-	active   map[string]bool   // units that something is being done to
+	killed   chaosCounts          // what the engines and sidecars that were killed had counted
+	strands  map[string]int       // how many hand-offs cannot be released, at most, by cause
+	losses   []chaosLoss          // of decode engines, with hand-offs that only a keeper can release
+	paused   map[string]int       // keepers that are stopped, by target
+	outages  map[string]outage    // of keepers, by decode pod
+	active   map[string]bool      // units that something is being done to
+	before   map[string]int64     // hand-offs that the sidecars of decode engines that hang had failed to release, by target
+	full     map[string]exhausted // programs that can open no descriptor more, by target
+	far      map[string]string    // in the wide form, the address of each unit at the end of a long link
 }
 
 // chaosCounts are counters of the programs about hand-offs.
@@ -51,10 +55,11 @@ func (c *chaosCounts) add(more chaosCounts) {
 	c.handoffs += more.handoffs
 }
 
-func newChaosStack(t *testing.T, size chaosSize) *chaosStack {
+// newChaosStack starts the programs, and in the wide form a long link to each of them that is in the pool.
+func newChaosStack(t *testing.T, size chaosSize, wide bool) *chaosStack {
 	t.Helper()
 	c := &chaosStack{Fleet: harness.NewFleet(t, 0, 0), programs: map[string]stack.Program{}, running: map[string]harness.Program{}, strands: map[string]int{},
-		paused: map[string]int{}, outages: map[string]outage{}, active: map[string]bool{}}
+		paused: map[string]int{}, outages: map[string]outage{}, active: map[string]bool{}, before: map[string]int64{}, full: map[string]exhausted{}, far: map[string]string{}}
 	c.Plain = harness.StartSim(t, "plain", "--time-scale=0")
 	ports := freePorts(t, 3*size.prefill+6*size.decode+4*size.epp)
 	take := func() string {
@@ -82,6 +87,14 @@ func newChaosStack(t *testing.T, size chaosSize) *chaosStack {
 		}
 		program.Name = "sidecar-" + n
 		c.Decode = append(c.Decode, harness.DecodePod{Engine: engineOf(p), Sidecar: c.launch(t, program.Name, program)})
+	}
+	if wide {
+		for i, e := range c.Prefill {
+			c.far["prefill-"+strconv.Itoa(i)] = newLongLink(t, e.Addr)
+		}
+		for i, p := range c.Decode {
+			c.far["decode-"+strconv.Itoa(i)] = newLongLink(t, p.Addr())
+		}
 	}
 	c.WriteEndpoints(t)
 	for i := range size.epp {
@@ -137,8 +150,13 @@ func (c *chaosStack) begin(t *testing.T, a chaosAction) {
 	cause, most := a.strands()
 	before := c.openAt(t, a.target)
 	stranded := int64(0)
-	if cause == decodeGone {
+	switch cause {
+	case decodeHung:
+		c.before[a.target] = c.strandedAt(t, a.target)
+	case decodeGone:
 		stranded = c.strandedAt(t, a.target)
+	case prefillHung:
+		most = harness.StateOf(t, p).Blocks.Used // a hand-off has one at least
 	}
 	switch {
 	case strings.HasPrefix(a.target, "keeper"):
@@ -149,15 +167,17 @@ func (c *chaosStack) begin(t *testing.T, a chaosAction) {
 		if err := p.Kill(); err != nil {
 			t.Fatal(err)
 		}
-	case a.kind == chaosPause:
-		if err := p.Pause(); err != nil {
-			t.Fatal(err)
-		}
+	case a.kind == chaosPause || a.kind == chaosHang:
+		c.signal(t, a.target, syscall.SIGSTOP)
+	case a.kind == chaosFull:
+		c.full[a.target] = exhaust(t, c.pid(a.target))
+	case a.kind == chaosFar:
+		c.move(t, unitOf(a.target), c.far[unitOf(a.target)])
 	default:
 		c.admin(t, http.MethodPost, p, a.fault)
 	}
 	switch cause {
-	case sidecarKilled:
+	case sidecarKilled, sidecarHung:
 		most = before.open + 1 // that came while the page was read
 	case decodeGone:
 		after := c.openAt(t, a.target) // some may have come since, and ended
@@ -177,6 +197,9 @@ const (
 	decodeGone    = "decode gone after prefill, and its keeper or prefill as well"
 	decodeCut     = "decode cut off"
 	prefillCut    = "prefill broke off its answer"
+	sidecarHung   = "sidecar stopped for longer than the lease"
+	prefillHung   = "prefill stopped for longer than the lease"
+	decodeHung    = "decode stopped for longer than the lease"
 )
 
 // strands returns why an action may leave hand-offs that no component can release, and how many a fault can leave at most. For
@@ -190,6 +213,12 @@ func (a chaosAction) strands() (cause string, most int) {
 	switch {
 	case role == "sidecar" && a.kind == chaosKill:
 		return sidecarKilled, 0
+	case role == "sidecar" && a.kind == chaosHang:
+		return sidecarHung, 0
+	case role == "prefill" && a.kind == chaosHang:
+		return prefillHung, 0
+	case role == "decode" && a.kind == chaosHang:
+		return decodeHung, 0 // end counts those that the sidecar could not release
 	case role == "decode" && (a.kind == chaosKill || a.kind == chaosRefuse):
 		return decodeGone, 0
 	case role == "decode" && a.kind == chaosCut:
@@ -219,6 +248,9 @@ func (c *chaosStack) end(t *testing.T, a chaosAction) {
 	t.Helper()
 	delete(c.active, unitOf(a.target))
 	p := c.running[a.target]
+	if cause, _ := a.strands(); cause == decodeHung {
+		c.strands[cause] += int(c.strandedAt(t, a.target)-c.before[a.target]) + c.openAt(t, a.target).open
+	}
 	switch {
 	case strings.HasPrefix(a.target, "keeper"):
 		c.restoreKeeper(t, a)
@@ -227,11 +259,41 @@ func (c *chaosStack) end(t *testing.T, a chaosAction) {
 		if strings.HasPrefix(a.target, "sidecar") {
 			c.noteKeeperDown(a.target)
 		}
-	case a.kind == chaosPause:
-		p.MustResume(t)
+	case a.kind == chaosPause || a.kind == chaosHang:
+		c.signal(t, a.target, syscall.SIGCONT)
+	case a.kind == chaosFull:
+		c.full[a.target].restore(t)
+	case a.kind == chaosFar:
+		c.move(t, unitOf(a.target), "")
 	default:
 		c.admin(t, http.MethodDelete, p, "")
 	}
+}
+
+// pid returns the process of Envoy, or of a program.
+func (c *chaosStack) pid(target string) int {
+	if target == "envoy-0" {
+		return c.Front.Pid
+	}
+	return c.running[target].PID()
+}
+
+func (c *chaosStack) signal(t *testing.T, target string, s syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(c.pid(target), s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// move has the pool name another address for a pod; "" is its own.
+func (c *chaosStack) move(t *testing.T, pod, addr string) {
+	t.Helper()
+	if addr == "" {
+		delete(c.Moved, pod)
+	} else {
+		c.Moved[pod] = addr
+	}
+	c.WriteEndpoints(t)
 }
 
 func (c *chaosStack) admin(t *testing.T, method string, p harness.Program, fault string) {

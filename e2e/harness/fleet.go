@@ -2,6 +2,7 @@ package harness
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -30,6 +31,9 @@ type Fleet struct {
 	Pickers   []Program
 	Front     Front
 	Hasty     bool // Envoy starts although no picker has reported endpoints
+
+	// Moved has addresses by which the pool names pods in place of their own, by name: prefill-0, decode-1.
+	Moved map[string]string
 }
 
 // DecodePod is a decode engine and the sidecar in front of it, or one rank of both.
@@ -114,7 +118,7 @@ schedulingProfiles:
 func NewFleet(t *testing.T, prefills, decodes int) *Fleet {
 	t.Helper()
 	dir := t.TempDir()
-	f := &Fleet{Config: filepath.Join(dir, "config.yaml"), Endpoints: filepath.Join(dir, "endpoints.yaml")}
+	f := &Fleet{Config: filepath.Join(dir, "config.yaml"), Endpoints: filepath.Join(dir, "endpoints.yaml"), Moved: map[string]string{}}
 	f.Plain = StartSim(t, "plain")
 	for i := range prefills {
 		f.Prefill = append(f.Prefill, StartSim(t, fmt.Sprintf("prefill-%d", i), "--role=prefill"))
@@ -146,10 +150,10 @@ func (f *Fleet) WriteEndpoints(t *testing.T, more ...string) {
 	var b strings.Builder
 	b.WriteString("endpoints:\n")
 	for i, e := range f.Prefill {
-		writeEndpoint(&b, fmt.Sprintf("prefill-%d", i), "prefill", e.Addr)
+		f.writePod(&b, fmt.Sprintf("prefill-%d", i), "prefill", e.Addr)
 	}
 	for i, p := range f.Decode {
-		writeEndpoint(&b, fmt.Sprintf("decode-%d", i), "decode", p.Addr())
+		f.writePod(&b, fmt.Sprintf("decode-%d", i), "decode", p.Addr())
 	}
 	for i, addr := range more {
 		writeEndpoint(&b, fmt.Sprintf("other-%d", i), "decode", addr)
@@ -165,6 +169,10 @@ func (f *Fleet) EmptyPool(t *testing.T) {
 		state, err := EndpointsOf(f.Pickers[0])
 		return fmt.Sprint(len(state.Endpoints), err), err == nil && len(state.Endpoints) == 0
 	})
+}
+
+func (f *Fleet) writePod(b *strings.Builder, name, role, addr string) {
+	writeEndpoint(b, name, role, cmp.Or(f.Moved[name], addr))
 }
 
 func writeEndpoint(b *strings.Builder, name, role, addr string) {
