@@ -220,7 +220,7 @@ func TestGroupsTalk(t *testing.T) {
 // TestGroupsAreScaled holds that autoscalers, rollouts and placement are about groups.
 func TestGroupsAreScaled(t *testing.T) {
 	const on = "prefill.autoscaling.enabled=true,prefill.autoscaling.scaler=keda,prefill.autoscaling.metric=tandem_desired_replicas,prefill.autoscaling.target=1," +
-		"decode.autoscaling.enabled=true,prefill.group.topology=rack,decode.rollout.maxSurge=0,decode.rollout.maxUnavailable=25%"
+		"decode.autoscaling.enabled=true,prefill.group.topology=rack,decode.rollout.maxSurge=50%,decode.rollout.maxUnavailable=25%"
 	scaled, fixed := render(t, "--set="+groupOfTwo+","+on), render(t, "--set=decode.replicas=3,"+groupOfTwo)
 	for kind, role := range map[string]string{"ScaledObject": "-prefill", "HorizontalPodAutoscaler": "-decode"} {
 		target, _, err := unstructured.NestedStringMap(scaled.named(t, kind, role).Object, "spec", "scaleTargetRef")
@@ -237,7 +237,7 @@ func TestGroupsAreScaled(t *testing.T) {
 	if prefill.Metadata.Annotations[topology] != "rack" || decode.Metadata.Annotations[topology] != "" {
 		t.Errorf("annotations %v and %v", prefill.Metadata.Annotations, decode.Metadata.Annotations)
 	}
-	if r := decode.Spec.Rollout; r.Type != "RollingUpdate" || fmt.Sprintf("%v %v", r.Configuration["maxSurge"], r.Configuration["maxUnavailable"]) != "0 25%" {
+	if r := decode.Spec.Rollout; r.Type != "RollingUpdate" || fmt.Sprintf("%v %v", r.Configuration["maxSurge"], r.Configuration["maxUnavailable"]) != "50% 25%" {
 		t.Errorf("rollout %+v", r)
 	}
 	if s := decode.Spec; s.Template.Size != 2 || s.Template.Restart != "RecreateGroupOnPodRestart" || s.StartupPolicy != "LeaderCreated" {

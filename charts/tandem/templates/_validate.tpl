@@ -275,6 +275,12 @@ and a digest of ten characters.
      "at once")
      $name $role.maxUnavailable $size }}
     {{- end -}}
+    {{- $surges := not (has (toString $role.rollout.maxSurge) (list "0" "0%")) -}}
+    {{- if and (contains "%" (toString $role.rollout.maxUnavailable)) (not $surges) }}
+{{ printf (print "%s.rollout.maxUnavailable is %s of the groups, rounded down, which is none of few, and maxSurge adds none, so that the controller "
+     "would refuse them: give the number of groups in one of them")
+     $name $role.rollout.maxUnavailable }}
+    {{- end -}}
     {{- $set := include "tandem.component.name" (dict "root" $ "component" $name) -}}
     {{- if gt (len $set) 48 }}
 {{ printf (print "the LeaderWorkerSet %s has a name of %d characters, with which its workers could not be made: set fullnameOverride to "
