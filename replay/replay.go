@@ -150,6 +150,7 @@ type picker struct {
 	observers []epp.Observer
 	members   []epp.EndpointObserver // what learns which endpoints there are
 	sizer     sizer                  // the plugin replica-sizer; nil if there is none
+	sizes     func() []scale.Size    // of variants, that the plugin wants; none unless it is told of variants
 	asked     scale.Requests         // what requests were like, if there is one
 	loads     loads
 	waiting   waiting
@@ -255,6 +256,10 @@ func (p *picker) begin(i int, built *config.Built, observers []epp.EndpointObser
 	}
 	for _, s := range config.Of[sizer](built) {
 		p.sizer = s
+	}
+	p.sizes = func() []scale.Size { return nil }
+	for _, v := range config.Of[*scale.Variants](built) {
+		p.sizes = v.Sizes
 	}
 	for _, l := range config.Of[listener](built) {
 		_, feed := l.Events()
@@ -412,6 +417,7 @@ func (n *node) Ran(steps, batch int, took time.Duration) { n.world.result.itl.ad
 func (w *world) finish() *Result {
 	w.result.KVBytes = w.network.moved
 	w.account()
+	w.sized()
 	if p := w.pickers[0]; p.compared != nil {
 		view := p.compared.View()
 		w.result.Shadow = &view

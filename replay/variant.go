@@ -97,6 +97,8 @@ type Share struct {
 	Cost     float64 // of all its engines for an hour
 	Requests int     // whose answers its engines generated
 	Met      int     // of these, requests that met their SLO
+	// Desired is how many engines the plugin replica-sizer of the first picker says at the end that there should be; 0 if it says none, or is not there.
+	Desired int
 }
 
 // Shares returns what each variant of the pool did, in the order of Options.Variants; nil without variants.
@@ -122,6 +124,15 @@ func (r *Result) must(one *Record, slo SLO) SLO {
 		return slo
 	}
 	return r.Classes[one.Class].SLO.or(slo)
+}
+
+// sized notes in the result which sizes of the variants are wanted.
+func (w *world) sized() {
+	for _, size := range w.pickers[0].sizes() {
+		if i := slices.IndexFunc(w.result.shares, func(s Share) bool { return s.Variant == size.Variant }); i >= 0 {
+			w.result.shares[i].Desired = size.Desired
+		}
+	}
 }
 
 // priced notes in the result what the engines of the pool cost.

@@ -106,6 +106,35 @@ func TestVariants(t *testing.T) {
 	}
 }
 
+// TestVariantSizes: of a pool with too few cheap engines, more of these are wanted, and no more of the dear ones that help.
+func TestVariantSizes(t *testing.T) {
+	sized := strings.Replace(byVariant, "plugins:\n", `plugins:
+- type: replica-sizer
+  parameters:
+    attainment: 0.95
+    stabilizationWindowSeconds: 60
+    prefill: {maxReplicas: 0}
+    variants:
+    - {variant: h100, ttftMs: 1000, tpotMs: 18, variantCost: 4, maxReplicas: 20}
+    - {variant: l40s, ttftMs: 10000, tpotMs: 100, variantCost: 1, maxReplicas: 20}
+`, 1)
+	trace := twoClasses()
+	for i := range trace.Requests {
+		trace.Requests[i].Due /= 2 // ten requests a second
+		trace.Requests[i].Class = min(1, i%4)
+	}
+	o := mixed(t, sized)
+	o.Variants[0].Engines = []string{"decode-0"}
+	r := replayed(t, o, trace)
+	cheap, dear := r.Shares(SLO{})[0], r.Shares(SLO{})[1]
+	if cheap.Engines != 1 || cheap.Desired <= 1 {
+		t.Errorf("%d of %d cheap engines are wanted, want more", cheap.Desired, cheap.Engines)
+	}
+	if dear.Engines != 5 || dear.Desired >= 5 || dear.Desired < 1 {
+		t.Errorf("%d of %d dear engines are wanted, want fewer", dear.Desired, dear.Engines)
+	}
+}
+
 // TestVariantProblems lists pools that cannot be.
 func TestVariantProblems(t *testing.T) {
 	for _, tc := range []struct {

@@ -16,6 +16,8 @@ type Config struct {
 	Objective
 	Prefill, Decode Role
 	Window          time.Duration // how long fewer replicas must have been enough before fewer are wanted
+	// Helps says that the replicas also serve requests that another Sizer counts, so that the answers that run there do not tell what is needed.
+	Helps bool
 }
 
 // Role is the configuration of the replicas of one role.
@@ -371,7 +373,9 @@ func (s *Sizer) compute(now time.Time) {
 	}
 	t := trendOf(s.counts)
 	load.Rate = t.level / Interval.Seconds() * s.mix.pickers()
-	load.Tokens = s.generated(&load, &engines, len(decode.endpoints))
+	if !s.config.Helps {
+		load.Tokens = s.generated(&load, &engines, len(decode.endpoints))
+	}
 	ready := max(s.prefillStarts.median(s.config.Prefill.Ready), s.decodeStarts.median(s.config.Decode.Ready))
 	load.Rate = (t.ahead(ready.Seconds()/Interval.Seconds())/Interval.Seconds() + float64(waits.Requests)/drain.Seconds()) * s.mix.pickers()
 	load.Burst = t.burst

@@ -36,7 +36,7 @@ type Variants struct {
 func NewVariants(c VariantsConfig, states []*State, m *latency.Model, clock epp.Clock) *Variants {
 	v := &Variants{config: c}
 	for i, one := range c.Variants {
-		v.sizers = append(v.sizers, New(Config{Objective: Objective{one.TTFT, one.TPOT, c.Share}, Decode: one.Role, Window: c.Window}, states[i], m, clock))
+		v.sizers = append(v.sizers, New(Config{Objective: Objective{one.TTFT, one.TPOT, c.Share}, Decode: one.Role, Window: c.Window, Helps: i > 0}, states[i], m, clock))
 	}
 	return v
 }

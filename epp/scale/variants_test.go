@@ -107,6 +107,9 @@ func TestVariantsGrowByTheirOwnRequests(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := startVariants(t, 1, 1)
+				if tc.by == "dear" && !tc.dear { // what runs there does not tell that more of it are needed
+					b.pods["dear"][0].ChargeOthers(epp.InFlight{}, epp.InFlight{Requests: 1000})
+				}
 				b.serve(12, 40, tc.wants, tc.by)
 				cheap, dear := b.sizes(t)
 				if cheap > 1 != tc.cheap || dear > 1 != tc.dear {

@@ -187,10 +187,14 @@ func writeShares(w io.Writer, runs []*run) error {
 		return nil
 	}
 	t := aligned(w)
-	fmt.Fprintln(t, "\nrun\tvariant\tengines\tcost/h\trequests\tmet\t")
+	fmt.Fprintln(t, "\nrun\tvariant\tengines\tdesired\tcost/h\trequests\tmet\t")
 	for i, r := range runs {
 		for _, v := range r.shares {
-			fmt.Fprintf(t, "%d\t%s\t%d\t%.4g\t%d\t%.1f%%\t\n", i+1, v.Variant, v.Engines, v.Cost, v.Requests, 100*float64(v.Met)/float64(max(1, v.Requests)))
+			desired := "–"
+			if v.Desired > 0 {
+				desired = strconv.Itoa(v.Desired)
+			}
+			fmt.Fprintf(t, "%d\t%s\t%d\t%s\t%.4g\t%d\t%.1f%%\t\n", i+1, v.Variant, v.Engines, desired, v.Cost, v.Requests, 100*float64(v.Met)/float64(max(1, v.Requests)))
 		}
 	}
 	return t.Flush()
@@ -276,6 +280,7 @@ type variantDetails struct {
 	Cost     float64 `json:"cost_per_hour"` // of all of them
 	Requests int     `json:"requests"`      // whose answers they generated
 	Met      int     `json:"met"`           // of these
+	Desired  int     `json:"desired,omitempty"`
 }
 
 func (r *run) variantDetails() (all []variantDetails) {
