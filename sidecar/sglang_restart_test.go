@@ -39,7 +39,9 @@ func TestSGLangPrefillRestarted(t *testing.T) {
 	s.mustCount(t, 1, "tandem_retries_total", "leg", "prefill", "cause", "misrouted") // the pod was not tried
 	simtest.WaitForSGLang(t, decode, "the leg that has decode forget", func(st sglang.State) bool { return st.Transfer == 1 })
 	simtest.WaitForSGLang(t, decode, "decode to give up", func(st sglang.State) bool { return st.Transfer == 0 })
-	for began := time.Now(); ; {
+	pace := time.NewTicker(20 * time.Millisecond) // without one, the connections of thousands of requests are open at a time
+	defer pace.Stop()
+	for began := time.Now(); ; <-pace.C {
 		r := ask()
 		if r.status == http.StatusOK {
 			return
