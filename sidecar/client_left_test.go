@@ -78,6 +78,27 @@ func TestClientGoneDuringPrefill(t *testing.T) {
 	})
 }
 
+// A prefill leg that is ended because its client has left is not sent again over another connection, although its engine closes the first one as if
+// it had been idle for too long.
+func TestLegOfLeftClientIsNotSentAgain(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, q question) {
+		g := newGate()
+		act, lost := noticed(g.act)
+		prefill, decode := startEngine(t, offering(handoffParams), then(act, closes)), startEngine(t, q.answer())
+		s := startRig(t, decode.addr)
+		post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr) // so that there is an idle connection
+		l := startLeaver(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr)
+		wait(t, g.arrived, "the prefill leg")
+		l.mustLeave(t)
+		wait(t, lost, "prefill to notice")
+		s.end()
+		if n := len(prefill.requests()); n != 2 {
+			t.Errorf("the engine got %d legs for two requests", n)
+		}
+	})
+}
+
 // Prefill has finished when the client leaves, but its answer has not arrived yet: the hand-off in it is released.
 func TestClientGoneBeforePrefillIsRead(t *testing.T) {
 	t.Parallel()

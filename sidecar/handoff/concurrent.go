@@ -173,7 +173,7 @@ func (p *legPair) startPrefill(leg request.Payload) {
 	go func() {
 		defer end(nil)
 		defer cancel()
-		status, of, err := x.legs.sendPrefillLeg(ctx, engine, uri, header, p.attempt, leg)
+		status, of, err := x.legs.sendPrefillLeg(ctx, nil, engine, uri, header, p.attempt, leg)
 		v.over(status != 0)
 		inflight.Dec()
 		x.legs.Metrics.leg("prefill", status, time.Since(p.sent))

@@ -2,7 +2,10 @@ package handoff
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
+	"net/http"
 	"net/http/httptrace"
 	"sync"
 	"time"
@@ -15,12 +18,16 @@ import (
 // lease expires, because they cannot be released. So hangup waits first: a short prefill ends by itself, and its
 // hand-off is released. A longer one is aborted by closing our half of the connection, which leaves an answer that is already
 // on its way readable. Only a prefill that ends within the milliseconds in which it is aborted still loses its hand-off.
+//
+// An engine that closes the connection then, without an answer, looks to net/http like one that has closed an idle connection, at which a leg is
+// sent again. hangup prevents that. A nil hangup is of a leg that is never hung up on.
 type hangup struct {
 	cancel context.CancelFunc
 
 	mu    sync.Mutex // guards what follows
 	conn  net.Conn
 	timer *time.Timer
+	hung  bool // the leg was hung up on
 	over  bool
 }
 
@@ -33,11 +40,33 @@ const (
 
 // trace makes a leg's connection known to the hangup.
 func (h *hangup) trace(ctx context.Context) context.Context {
+	if h == nil {
+		return ctx
+	}
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.conn = info.Conn
 	}})
+}
+
+// errHungUp is the error of a leg that would be sent again.
+var errHungUp = errors.New("the leg was ended, and its engine has closed the connection")
+
+// onlyOnce has net/http not send a leg again once it was hung up on.
+func (h *hangup) onlyOnce(leg *http.Request) {
+	open := leg.GetBody
+	if h == nil || open == nil {
+		return
+	}
+	leg.GetBody = func() (io.ReadCloser, error) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.hung {
+			return nil, errHungUp
+		}
+		return open()
+	}
 }
 
 // schedule hangs up after hangupDelay.
@@ -54,6 +83,7 @@ func (h *hangup) hangUp() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	half, ok := h.conn.(interface{ CloseWrite() error })
+	h.hung = true
 	if h.over || !ok || half.CloseWrite() != nil {
 		h.cancel()
 		return

@@ -99,7 +99,7 @@ func (g *prefillLeg) run(legs *Legs) {
 	inflight := legs.Metrics.Inflight.WithLabelValues("prefill")
 	inflight.Inc()
 	v := legs.hung.watch(g.target, g.engine, waitPrefill, g.size, g.end)
-	g.status, g.of, g.err = legs.sendPrefillLeg(g.hangup.trace(g.ctx), g.engine, g.uri, g.header, g.attempt, g.payload)
+	g.status, g.of, g.err = legs.sendPrefillLeg(g.ctx, &g.hangup, g.engine, g.uri, g.header, g.attempt, g.payload)
 	v.over(g.status != 0)
 	inflight.Dec()
 	g.ended = time.Now()
@@ -159,22 +159,23 @@ func (x *Exchange) releaseRejected(status int, of dialect.Handoff, err error) {
 }
 
 // sendPrefill makes and sends the prefill leg of an attempt. Its results are those of sendPrefillLeg.
-func (legs *Legs) sendPrefill(ctx context.Context, engine transport.Engine, uri string, header http.Header, a dialect.Attempt) (status int, of dialect.Handoff, err error) {
+func (legs *Legs) sendPrefill(ctx context.Context, h *hangup, engine transport.Engine, uri string, header http.Header, a dialect.Attempt) (status int, of dialect.Handoff, err error) {
 	leg, err := a.Prefill()
 	if err != nil {
 		return 0, nil, fmt.Errorf("editing the prefill leg: %w", err)
 	}
 	setHeaders(a, pd.RolePrefill, header)
-	return legs.sendPrefillLeg(ctx, engine, uri, header, a, leg)
+	return legs.sendPrefillLeg(ctx, h, engine, uri, header, a, leg)
 }
 
-// sendPrefillLeg sends the prefill leg of an attempt and reads its answer. status is 0 if none came. A hand-off that comes with
+// sendPrefillLeg sends the prefill leg of an attempt, on which h may hang up, and reads its answer. status is 0 if none came. A hand-off that comes with
 // an error has to be released.
-func (legs *Legs) sendPrefillLeg(ctx context.Context, engine transport.Engine, uri string, header http.Header, a dialect.Attempt, leg request.Payload) (status int, of dialect.Handoff, err error) {
-	req, err := transport.NewBufferedLeg(ctx, engine.URL+uri, header, leg.Segments, leg.Length)
+func (legs *Legs) sendPrefillLeg(ctx context.Context, h *hangup, engine transport.Engine, uri string, header http.Header, a dialect.Attempt, leg request.Payload) (status int, of dialect.Handoff, err error) {
+	req, err := transport.NewBufferedLeg(h.trace(ctx), engine.URL+uri, header, leg.Segments, leg.Length)
 	if err != nil {
 		return 0, nil, fmt.Errorf("making the prefill leg: %w", err)
 	}
+	h.onlyOnce(req)
 	resp, err := engine.Transport.RoundTrip(req)
 	if err != nil {
 		return 0, nil, legs.prefillFailure(ctx, err)

@@ -58,7 +58,7 @@ func (p *pairHandoff) prefill(ctx context.Context, t pd.Target) error {
 	defer h.done()
 	defer context.AfterFunc(ctx, h.schedule)()
 	sent := time.Now()
-	_, of, err := p.legs.sendPrefill(h.trace(legCtx), p.legs.Prefill(t), pd.APICompletions.Path(), p.header.Clone(), a)
+	_, of, err := p.legs.sendPrefill(legCtx, h, p.legs.Prefill(t), pd.APICompletions.Path(), p.header.Clone(), a)
 	if finished(of) != nil {
 		return dialect.ErrNoHandoff // a longer prompt may do
 	}
@@ -119,7 +119,7 @@ func (p *pairHandoff) runBoth(ctx context.Context, t pd.Target) error {
 	prefilled := make(chan error, 1)
 	var prefill sync.WaitGroup
 	prefill.Go(func() {
-		_, of, err := p.legs.sendPrefill(legCtx, p.legs.Prefill(t), pd.APICompletions.Path(), p.header.Clone(), a)
+		_, of, err := p.legs.sendPrefill(legCtx, nil, p.legs.Prefill(t), pd.APICompletions.Path(), p.header.Clone(), a)
 		if finished(of) != nil {
 			err = dialect.ErrNoHandoff
 		}
