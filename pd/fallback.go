@@ -28,6 +28,12 @@ func NewFallbackBudget(ratio float64, burst int) *FallbackBudget {
 	return b
 }
 
+// NewEarnedBudget makes an empty budget, so that what it allows is never more than its share of the requests so far. The parameters are those
+// of NewFallbackBudget.
+func NewEarnedBudget(ratio float64, burst int) *FallbackBudget {
+	return &FallbackBudget{ratio: ratio, burst: float64(burst)}
+}
+
 // Earn adds the share of one request.
 func (b *FallbackBudget) Earn() {
 	for {

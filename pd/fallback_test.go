@@ -54,6 +54,20 @@ func TestFallbackBudget(t *testing.T) {
 			t.Errorf("100 requests earned %d", got)
 		}
 	})
+	t.Run("earned", func(t *testing.T) {
+		b := pd.NewEarnedBudget(0.1, 2)
+		if b.Take() {
+			t.Error("it allowed something before there was a request")
+		}
+		earn(b, 10)
+		if got := take(b, 10); got != 1 {
+			t.Errorf("10 requests earned %d", got)
+		}
+		earn(b, 100)
+		if got := take(b, 100); got != 2 {
+			t.Errorf("took %d, more than the burst", got)
+		}
+	})
 	t.Run("never above the burst", func(t *testing.T) {
 		b := pd.NewFallbackBudget(0.5, 3)
 		earn(b, 1000)

@@ -19,23 +19,23 @@ import (
 // hedging lets prefill legs have second ones.
 var hedging = set(func(c *Config) { c.Prefill.HedgeRatio = maxHedgeRatio })
 
-// known is how many prefill legs a pod must have had until it is known which are late.
-const known = 20
+// earned is how many prefill legs earn a second one. It is also more than it takes to know which legs of a pod are late.
+const earned = 50
 
 // quickly makes an engine whose first legs are quick; the acts follow.
-func quickly(t *testing.T, acts ...act) *fakeEngine {
+func quickly(t *testing.T, legs int, acts ...act) *fakeEngine {
 	t.Helper()
-	script := make([]act, known, known+len(acts))
+	script := make([]act, legs, legs+len(acts))
 	for i := range script {
 		script[i] = offering(handoffParams)
 	}
 	return startEngine(t, append(script, acts...)...)
 }
 
-// learnPace has the sidecar learn how long legs to a prefill pod take.
-func learnPace(t *testing.T, s *rig, prefill, body string) {
+// learnPace has the sidecar learn from a number of legs how long those to a prefill pod take.
+func learnPace(t *testing.T, s *rig, legs int, prefill, body string) {
 	t.Helper()
-	for range known {
+	for range legs {
 		post(t, s.url+completionsPath, body, pd.HeaderPrefill, prefill).mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=0")
 	}
 }
@@ -75,9 +75,9 @@ func TestHedge(t *testing.T) {
 			t.Parallel()
 			both(t, func(t *testing.T, q question) {
 				g := newGate()
-				first, second, third, decode := quickly(t, c.first(g)), startEngine(t, c.second(g)), startEngine(t, offer), startEngine(t, q.answer())
+				first, second, third, decode := quickly(t, earned, c.first(g)), startEngine(t, c.second(g)), startEngine(t, offer), startEngine(t, q.answer())
 				s := startRig(t, decode.addr, hedging)
-				learnPace(t, s, first.addr, q.body)
+				learnPace(t, s, earned, first.addr, q.body)
 				got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, strings.Join([]string{first.addr, second.addr, third.addr}, ","))
 				if d := got.header.Get(pd.HeaderDecision); d != c.decision {
 					t.Errorf("%d %s, want %s\n%s", got.status, d, c.decision, got.body)
@@ -90,6 +90,9 @@ func TestHedge(t *testing.T) {
 				s.mustCount(t, 0, "tandem_kv_stranded_total")
 				if n := len(decode.releases()); n != c.releases {
 					t.Errorf("%d hand-offs were released, want %d", n, c.releases)
+				}
+				if n := len(first.requests()) - earned; n != 1 {
+					t.Errorf("the first pod got the prompt %d times", n)
 				}
 				second.only(t)
 			})
@@ -117,7 +120,7 @@ func TestNotHedged(t *testing.T) {
 			first, second, decode := startEngine(t, offering(handoffParams)), startEngine(t, hangs), startEngine(t, ask(false).answer())
 			s := startRig(t, decode.addr, hedging)
 			if c.learned {
-				learnPace(t, s, first.addr, ask(false).body)
+				learnPace(t, s, earned, first.addr, ask(false).body)
 			}
 			header := first.addr
 			if !c.only {
@@ -129,31 +132,41 @@ func TestNotHedged(t *testing.T) {
 	}
 }
 
-// Second legs stay within their share of requests, however many are late.
-func TestHedgesAreFew(t *testing.T) {
-	t.Parallel()
-	const requests, burst = 30, 4
-	q := ask(false)
-	late := startEngine(t, offering(handoffParams))
-	second, decode := startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
-	s := startRig(t, decode.addr, hedging)
-	learnPace(t, s, late.addr, q.body)
-	late.mu.Lock()
-	late.script = []act{func(w http.ResponseWriter, r *asked) {
+// lateFrom has the legs of an engine take 50 ms from now on.
+func lateFrom(e *fakeEngine) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.script = []act{func(w http.ResponseWriter, r *asked) {
 		select {
 		case <-r.Context().Done():
 		case <-time.After(50 * time.Millisecond):
 			offering(handoffParams)(w, r)
 		}
 	}}
-	late.mu.Unlock()
-	for range requests {
-		if got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, late.addr+","+second.addr); got.status != http.StatusOK {
-			t.Fatalf("%d %s", got.status, got.body)
-		}
-	}
-	if n := len(second.requests()); n > burst+requests/50+1 {
-		t.Errorf("%d of %d requests had a second leg", n, requests)
+}
+
+// Second legs stay within their share of requests, however many are late, and from the first request on.
+func TestHedgesAreFew(t *testing.T) {
+	t.Parallel()
+	const requests, share = 30, 50
+	for _, before := range []int{25, 200} {
+		t.Run(strconv.Itoa(before), func(t *testing.T) {
+			t.Parallel()
+			q := ask(false)
+			late := startEngine(t, offering(handoffParams))
+			second, decode := startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
+			s := startRig(t, decode.addr, hedging)
+			learnPace(t, s, before, late.addr, q.body)
+			lateFrom(late)
+			for range requests {
+				if got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, late.addr+","+second.addr); got.status != http.StatusOK {
+					t.Fatalf("%d %s", got.status, got.body)
+				}
+			}
+			if n := len(second.requests()); n > (before+requests)/share {
+				t.Errorf("%d of %d requests had a second leg", n, before+requests)
+			}
+		})
 	}
 }
 
@@ -162,15 +175,39 @@ func TestHedgeOfLegsThatDoNotEnd(t *testing.T) {
 	t.Parallel()
 	const burst = 4
 	q, leaves := ask(false), then(hangs, closes)
-	first, second, decode := quickly(t, leaves, leaves, leaves, leaves), startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
+	first, second, decode := quickly(t, burst*earned, leaves, leaves, leaves, leaves), startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
 	s := startRig(t, decode.addr, hedging)
-	learnPace(t, s, first.addr, q.body)
+	learnPace(t, s, burst*earned, first.addr, q.body)
 	for range burst {
 		got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, first.addr+","+second.addr)
 		got.mustBe(t, http.StatusOK, "remote;reason=external;attempts=2;candidate=1")
 	}
 	s.mustCount(t, burst, "tandem_hedges_total", "result", "won")
 	s.mustCount(t, 0, "tandem_hedges_total", "result", "budget")
+}
+
+// What the local engine has lent to a leg that was not needed, and has not read it, is released, as the leg's own hand-off is.
+func TestHedgeReadsNothingBack(t *testing.T) {
+	t.Parallel()
+	q := ask(false)
+	first, second := quickly(t, earned, then(hangs, offering(handoffParams))), startEngine(t, offering(handoffParams))
+	script := make([]act, earned, earned+2)
+	for i := range script {
+		script[i] = q.answer()
+	}
+	lends := offering(strings.Replace(handoffParams, `"remote_num_tokens": 40`, `"remote_num_tokens": 640`, 1))
+	decode := startEngine(t, append(script, lends, q.answer())...)
+	s := startRig(t, decode.addr, hedging, readsBack)
+	learnPace(t, s, earned, first.addr, q.body)
+	got := post(t, s.url+completionsPath, q.body, planOf(first.addr+","+second.addr, ourPod, 640)...)
+	got.mustBe(t, http.StatusOK, "remote;reason=uncached;attempts=2;candidate=1")
+	s.end()
+	s.mustCount(t, 1, "tandem_kv_pull_requests_total", "result", "asked")
+	s.mustCount(t, 1, "tandem_kv_pull_requests_total", "result", "unread")
+	s.mustCount(t, 0, "tandem_kv_stranded_total")
+	if lent, own := len(first.releases()), len(decode.releases()); lent != 1 || own != 1 {
+		t.Errorf("the prefill engine released %d of what was lent, and decode %d hand-offs, want one each", lent, own)
+	}
 }
 
 // With simulated engines whose hand-offs prove themselves in the tokens: the answer is that of a plain engine, and no engine keeps a block.
@@ -185,7 +222,7 @@ func TestSimHedge(t *testing.T) {
 				t.Parallel()
 				first, second, decode, plain := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
 				s := startRig(t, addrOf(decode), hedging)
-				for range known {
+				for range earned {
 					post(t, s.url+completionsPath, simAsk(100, 2, false), pd.HeaderPrefill, addrOf(first)).mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=0")
 				}
 				if err := first.Faults.Add(f); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sidecar/intake"
+	"github.com/tandem-serving/tandem/sidecar/lease"
 )
 
 // hedger decides when a prefill leg that is late gets a second one, to another candidate. The first of both to answer is used, and the
@@ -20,7 +21,7 @@ import (
 // pod that is always slow is not hedged for long: its load is the picker's to move. What hedging helps against is a pod that is slow at times.
 //
 // By that measure one leg in twenty is late although nothing is wrong, which is more than the budget allows. So the last part of the budget
-// is for legs that take much longer.
+// is for legs that take much longer. The budget begins empty: second legs never are more than their share of the legs so far.
 type hedger struct {
 	budget *pd.FallbackBudget
 
@@ -54,7 +55,7 @@ func newHedger(ratio float64) *hedger {
 	if ratio == 0 {
 		return nil
 	}
-	return &hedger{budget: pd.NewFallbackBudget(ratio, hedgeBurst), pods: map[pd.Target]*recentPrefills{}}
+	return &hedger{budget: pd.NewEarnedBudget(ratio, hedgeBurst), pods: map[pd.Target]*recentPrefills{}}
 }
 
 // recentPrefills are the last prefill legs to one pod that succeeded.
@@ -250,20 +251,26 @@ func (x *Exchange) hedgeFails(g *prefillLeg) {
 // errOvertaken is why a prefill leg ended although nothing had failed.
 var errOvertaken = errors.New("ended, because another prefill pod was faster")
 
-// overtake ends a leg that is not needed, and releases its hand-off if there is one nonetheless. It does not wait for that.
+// overtake ends a leg that is not needed, and releases its hand-off if there is one nonetheless, and what the local engine has lent to it if
+// that was not read. It does not wait for that.
 func (x *Exchange) overtake(g *prefillLeg, ended <-chan *prefillLeg) {
 	x.record.leg("prefill", g.name, g.sent, time.Now(), 0, errOvertaken)
 	x.endLegSpan(g.span, 0, errOvertaken)
-	r := releasing{id: x.ID, header: x.legHeader(), record: x.record}
+	id, header, record := x.ID, x.legHeader(), x.record
 	ctx := context.WithoutCancel(x.Context)
+	begin := func(of dialect.Handoff, hold *lease.Hold) releasing {
+		_, span := x.legs.tracing.tracer.Start(ctx, spanRelease, clientSpan)
+		return releasing{id, of, hold, header.Clone(), span, record}
+	}
 	g.hangup.hangUp()
 	x.legs.background(func() {
 		<-ended
+		if x.legs.unread(g, id) {
+			x.legs.releaseLent(begin(g.lent.of, g.lent.hold), g.engine)
+		}
 		switch {
 		case pinned(g.of):
-			r.of, r.hold = g.of, x.legs.hold(g.of, g.ended)
-			_, r.span = x.legs.tracing.tracer.Start(ctx, spanRelease, clientSpan)
-			x.legs.releaseUnread(r)
+			x.legs.releaseUnread(begin(g.of, x.legs.hold(g.of, g.ended)))
 		case g.err != nil && g.status == http.StatusOK && !errors.Is(g.err, dialect.ErrNoHandoff):
 			x.legs.Metrics.Stranded.Inc()
 		}

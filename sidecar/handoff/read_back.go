@@ -122,31 +122,41 @@ var errUnread = errors.New("it computed what it was to read: is bidirectional_kv
 // returned notes the end of a prefill leg that was to read what the local engine has lent, and releases that if it was certainly not read.
 // Otherwise the local engine has freed it, or does so when its lease ends.
 func (x *Exchange) returned(g *prefillLeg) {
+	if x.legs.unread(g, x.ID) {
+		r := x.beginRelease(g.lent.of, g.lent.hold, firstWay(g.lent.hold))
+		x.legs.background(func() { x.legs.releaseLent(r, g.engine) })
+	}
+}
+
+// unread reports whether a prefill leg that has ended has certainly not read what the local engine has lent to it for a request.
+func (legs *Legs) unread(g *prefillLeg, id string) bool {
 	if g.lent == nil {
-		return
+		return false
 	}
 	defer g.lent.hold.End()
-	if g.err == nil {
-		b, ok := g.of.(dialect.Borrowed)
-		if !ok {
-			return
-		}
-		if used, known := b.ReadBack(); used || !known {
-			return
-		}
-		x.legs.unable.add(g.target)
-		x.legs.Metrics.Pulls.WithLabelValues(pullUnread).Inc()
-		x.legs.warnings.Warn("prefill reads nothing back", "request_id", x.ID, "prefill", g.name, "error", errUnread)
-	} else if !isClientError(g.status) && g.status != http.StatusServiceUnavailable {
-		return // it may be reading, or have read
+	if g.err != nil { // another failure than a refusal may come while it reads, or later
+		return isClientError(g.status) || g.status == http.StatusServiceUnavailable
 	}
-	r := x.beginRelease(g.lent.of, g.lent.hold, firstWay(g.lent.hold))
-	x.legs.background(func() {
-		if !x.legs.notify(r) {
-			ok, err := x.legs.releaseBy(r, g.engine)
-			x.legs.released(r, ok, err)
-		}
-	})
+	b, ok := g.of.(dialect.Borrowed)
+	if !ok {
+		return false
+	}
+	if used, known := b.ReadBack(); used || !known {
+		return false
+	}
+	legs.unable.add(g.target)
+	legs.Metrics.Pulls.WithLabelValues(pullUnread).Inc()
+	legs.warnings.Warn("prefill reads nothing back", "request_id", id, "prefill", g.name, "error", errUnread)
+	return true
+}
+
+// releaseLent releases what the local engine has lent to a prefill engine.
+func (legs *Legs) releaseLent(r releasing, prefill transport.Engine) {
+	if legs.notify(r) {
+		return
+	}
+	ok, err := legs.releaseBy(r, prefill)
+	legs.released(r, ok, err)
 }
 
 // unableFor is for how long a prefill engine that does not read back gets nothing to read: it may be started anew with another
