@@ -112,6 +112,7 @@ var simulatedOnly = map[string]string{
 	`Rolling\w*|Matrix\w*|Soak`:            "it makes engines fail, or restarts them more often than real ones can be waited for",
 	`StoppedEngine`:                        "it ends an engine, which takes a real one a minute to come back from",
 	`HungEngine`:                           "it stops one of two engines of a role; the pair stops its own",
+	`Hedging`:                              "it needs two prefill engines, and to have some of their legs only be slow",
 	`Killed|SharedKilled|ManyLines`:        "it is about the batch server, whose requests any engine answers",
 	`OpenAIClientQuota|Command|Queue\w+|Webhook`: "likewise",
 	`Faults|FaultTable|LargeFile|PartsKilled`:    "likewise",
