@@ -114,7 +114,7 @@ type Continue struct {
 	Times     int    `flag:"continue-times" arg:"NUMBER" help:"how often a stream of chat or completions whose decode engine dies or hangs may go on at another engine, and how often an answer of which nothing was sent may be asked anew of one; 0: never. Requests that may go on are buffered also if they are not split, and their engine is asked for token ids"`
 	Discovery string `flag:"continue-discovery" arg:"SOURCE" help:"source of the decode pods at which such a stream may go on if those that the picker named with the request do not take it, which may have ended since: dns://HOST:PORT, or file:PATH with lines of HOST:PORT; empty: none"`
 	OnPrefill bool   `flag:"continue-on-prefill" help:"let such a stream go on at a prefill pod of its request if no other decode pod can take it"`
-	Burst     int    `flag:"continue-burst" arg:"STREAMS" help:"how many streams may go on at once; each request that comes allows a tenth of one more"`
+	Burst     int    `flag:"continue-burst" arg:"STREAMS" help:"how many streams whose engine has failed may go on at once; each request that comes allows a tenth of one more"`
 	// Evacuated is counted from the evacuation, because a pod's grace period is: the hook that evacuates is its first part, and how
 	// long that takes is not known before.
 	Evacuated time.Duration `flag:"evacuate-timeout" help:"how long after an evacuation (POST /evacuate on the admin port) streams that have left for another engine may go on, if that is longer than --drain-timeout after SIGTERM allows"`

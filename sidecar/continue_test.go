@@ -413,12 +413,13 @@ func TestStreamsAreEvacuated(t *testing.T) {
 	}
 }
 
-// Fifty streams leave their engine at once, long before they end, and each is whole.
+// Fifty streams leave their engine, long before they end, and each is whole. None of them counts for the budget of streams whose engine has
+// failed.
 func TestManyStreamsAreEvacuated(t *testing.T) {
 	const streams = 50
 	decode := startSim(t, sim.Config{TimeScale: 40, KV: sim.KVConfig{Blocks: 2048}})
 	other, plain := startSim(t, sim.Config{KV: sim.KVConfig{Blocks: 2048}}), startSim(t, sim.Config{})
-	s := startRig(t, addrOf(decode), goesOn)
+	s := startRig(t, addrOf(decode), goesOn, set(func(c *Config) { c.Continue.Burst = 0 }))
 	ask := func(i int) string { return longAsk(map[string]any{"prompt": fmt.Sprintf("stream %d 😀", i)}) }
 	type answer struct {
 		of    int
@@ -463,6 +464,57 @@ func TestManyStreamsAreEvacuated(t *testing.T) {
 		}
 	}
 	s.mustCount(t, streams, "tandem_continuations_total", "cause", "left", "result", "ok")
+}
+
+// Only some streams at once wait for the other engine. The rest go on at their own until it is their turn, or until they end.
+func TestFewStreamsLeaveAtOnce(t *testing.T) {
+	const streams, atOnce = 40, 32
+	decode := startSim(t, sim.Config{TimeScale: 20, KV: sim.KVConfig{Blocks: 2048}})
+	other, plain := startSim(t, sim.Config{KV: sim.KVConfig{Blocks: 2048}}), startSim(t, sim.Config{})
+	if err := other.Faults.Add(fault.Fault{Leg: "decode", Fault: fault.Slow, Arg: fault.Forever}); err != nil {
+		t.Fatal(err)
+	}
+	s := startRig(t, addrOf(decode), goesOn)
+	ask := func(i int) string {
+		return emojiAsk(pd.APICompletions, map[string]any{"prompt": fmt.Sprintf("stream %d 😀", i)})
+	}
+	type stream struct {
+		of   int
+		text string
+		err  error
+	}
+	ended, ctx := make(chan stream, streams), within(t)
+	for i := range streams {
+		go func() {
+			resp, err := open(t, ctx, http.MethodPost, s.url+completionsPath, strings.NewReader(ask(i)), pd.HeaderDestination, addrOf(decode)+","+addrOf(other))
+			if err != nil {
+				ended <- stream{i, "", err}
+				return
+			}
+			defer resp.Body.Close()
+			b, err := io.ReadAll(resp.Body)
+			ended <- stream{i, string(b), err}
+		}()
+	}
+	mustState(t, decode, "the streams to come", func(st sim.State) bool { return st.Requests >= streams })
+	s.Evacuate()
+	for n := range streams {
+		if n == streams-atOnce { // the rest have ended at their own engine
+			if held := other.Engine.State().Held; held != atOnce {
+				t.Errorf("%d streams wait for the other engine, want %d", held, atOnce)
+			}
+			other.Faults.Clear()
+		}
+		got := wait(t, ended, "a stream to end")
+		if got.err != nil {
+			t.Fatal(got.err)
+		}
+		want := alike(t, post(t, plain.URL+completionsPath, ask(got.of)).body)
+		if text := alike(t, got.text); text != want {
+			t.Errorf("stream %d: %s", got.of, difference(text, want))
+		}
+	}
+	s.mustCount(t, atOnce, "tandem_continuations_total", "cause", "left", "result", "ok")
 }
 
 // Streams that have left go on after SIGTERM for the time of the evacuation, all others for that of the drain.

@@ -29,7 +29,7 @@ type Continue struct {
 	Times int
 	// OnPrefill has the prefill candidates of a request go on with it if no decode pod can.
 	OnPrefill bool
-	// Budget bounds how many streams go on: each has its prompt computed again.
+	// Budget bounds how many streams go on whose engines have failed: each has its prompt computed again.
 	Budget *pd.FallbackBudget
 	// Memory counts and bounds the token ids that are kept, in bytes.
 	Memory *pd.BufferedBytes
@@ -141,6 +141,11 @@ func (x *Exchange) beginsLeg(v *vigil, end func()) {
 // that ends next: of 32 pods, one stream in a thousand meets more than five. Without a bound, two pods that are both to end would send a
 // stream to and fro, each by way of all before it.
 const maxLeaves = 8
+
+// maxLeaving is how many streams ask other engines at once because the local one is to end, each of which computes a prompt for them. The local
+// engine lives, so the others go on there until it is their turn. A budget that further requests fill up, as that of streams whose engines have
+// failed, would keep most streams of a large engine: a pod that is to end gets no further requests.
+const maxLeaving = 32
 
 // countIn reads from a request how often other sidecars had its stream go on for one of the two reasons.
 func countIn(h http.Header, header string) int {
@@ -275,6 +280,12 @@ func (o *ongoing) Leave() *relay.Answer {
 	if !x.legs.evacuating.Load() || o.tried || x.Anew > 0 || o.Moves() > 0 || o.Several() || o.Refusal() != "" || o.Ended() {
 		return nil
 	}
+	select {
+	case x.legs.leaving <- struct{}{}:
+		defer func() { <-x.legs.leaving }()
+	default:
+		return nil // it tries again after its next event
+	}
 	o.tried, o.leaving = true, true
 	result := o.tryOthers()
 	o.leaving = false
@@ -340,7 +351,7 @@ func (m *mover) tryOthers(why continuation.Refusal, moves int, send sendLeg, mov
 	if len(targets) == 0 {
 		return noEngine
 	}
-	if !x.legs.Continue.Budget.Take() {
+	if !m.leaving && !x.legs.Continue.Budget.Take() {
 		return overBudget
 	}
 	m.endLeg()

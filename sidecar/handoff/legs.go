@@ -129,7 +129,8 @@ type shared struct {
 	// others knows the decode pods that may go on with streams.
 	others *otherList
 
-	evacuating atomic.Bool // streams leave the local engine
+	evacuating atomic.Bool   // streams leave the local engine
+	leaving    chan struct{} // has an element for each stream that asks other engines because of that
 
 	open      context.Context // ends with Wait
 	close     context.CancelFunc
@@ -151,6 +152,7 @@ func New(c Config) *Legs {
 	s.tiers = newTierList(c)
 	s.unable = newUnableList(c.Now)
 	s.others = &otherList{Others: c.Continue.Others}
+	s.leaving = make(chan struct{}, maxLeaving)
 	return legsOf(c, s)
 }
 
