@@ -26,9 +26,10 @@ var (
 // restarted, slowed, cut and refused; in the wide form Envoy is stopped as well, programs hang for longer than a lease or have all
 // their descriptors in use, and links are long. As long as a pod of each role works, clients may see only
 //
-//   - a stream that its decode engine broke off after its beginning: it ends with a well-formed error event. When the sidecar
-//     is killed, no sidecar is left to write one, and Envoy ends the connection in the middle of the stream, or answers 502 if it
-//     has passed nothing of it on yet;
+//   - a cut stream when its sidecar is killed: no process is left that could go on with it. Envoy ends the connection in the middle of the
+//     stream, or answers 502 if it has passed nothing of it on yet;
+//   - a stream that its decode engine broke off, and that could not go on at another one, as where these fail as well: it ends with a
+//     well-formed error event;
 //   - a refusal because the budget for prefill on decode pods is used up;
 //   - a refusal of a request that the client forced to be prefilled remotely without a fallback, whose prefill engine failed after its
 //     answer. The sidecar has the proxy try another decode pod then, and there may be no other.
@@ -141,11 +142,12 @@ func (r *chaosReport) history(res chaosResult) string {
 // check fails the test for answers, reads and lost hand-offs that no action explains.
 func (r *chaosReport) check(t *testing.T) {
 	t.Helper()
-	budget, picks, forced := 0, 0, 0
+	budget, picks, forced, events := 0, 0, 0, 0
 	for _, res := range r.load.results {
 		ok := true
 		switch res.how {
 		case endEvent:
+			events++
 			ok = r.during(res, decodeBrokeOff)
 		case endCut:
 			ok = r.during(res, killsSidecar)
@@ -167,6 +169,9 @@ func (r *chaosReport) check(t *testing.T) {
 	}
 	if most := len(r.load.results) / 50; budget > most {
 		t.Errorf("%d of %d requests were refused by the budget, more than %d", budget, len(r.load.results), most)
+	}
+	if most := max(1, len(r.load.results)/2000); events > most {
+		t.Errorf("%d of %d streams did not go on at another engine, more than %d", events, len(r.load.results), most)
 	}
 	if most := len(r.load.results) / 1000; forced > most {
 		t.Errorf("%d of %d requests were refused because prefill was forced, more than %d", forced, len(r.load.results), most)

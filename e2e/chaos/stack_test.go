@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -76,17 +78,24 @@ func newChaosStack(t *testing.T, size chaosSize, wide bool) *chaosStack {
 		p := c.launch(t, name, stack.Sim(harness.BinDir, name, engine("prefill")...))
 		c.Prefill = append(c.Prefill, engineOf(p))
 	}
+	pods := filepath.Join(t.TempDir(), "decode") // where streams go on
+	var found strings.Builder
 	for i := range size.decode {
 		n := strconv.Itoa(i)
 		p := c.launch(t, "decode-"+n, stack.Sim(harness.BinDir, "decode-"+n, engine("decode")...))
 		flags := append(stack.KeeperFlags(harness.BinDir, stack.TransportTCP, ""), "--port="+take(), "--metrics-port="+take(),
-			"--admin-address=127.0.0.1:"+take(), "--lease="+chaosLease.String(), "--first-event-timeout=10s")
+			"--admin-address=127.0.0.1:"+take(), "--lease="+chaosLease.String(), "--first-event-timeout=10s",
+			"--continue-times=2", "--continue-burst=1000", "--continue-discovery=file:"+pods)
 		program, err := stack.Sidecar(harness.BinDir, p.Addr("http"), flags...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		program.Name = "sidecar-" + n
 		c.Decode = append(c.Decode, harness.DecodePod{Engine: engineOf(p), Sidecar: c.launch(t, program.Name, program)})
+		fmt.Fprintln(&found, c.Decode[i].Addr())
+	}
+	if err := os.WriteFile(pods, []byte(found.String()), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	if wide {
 		for i, e := range c.Prefill {
