@@ -82,7 +82,7 @@ var chaosKinds = []chaosRow{
 }
 
 // wideKinds are the kinds of actions of the wide form. Engines with full descriptors are not among them: they are simulated, and
-// to the others they look like engines that hang.
+// to the others they look like engines that hang. Nor is Envoy, which refuses requests then: it is the only one.
 var wideKinds = append(slices.Clone(chaosKinds),
 	chaosRow{chaosPause, 2, []string{"envoy"}},
 	chaosRow{chaosFull, 3, []string{"sidecar", "keeper", "epp"}},
