@@ -21,14 +21,18 @@ func testRegeneration(t *testing.T) {
 	for _, api := range []pd.API{pd.APIResponses, pd.APIMessages} {
 		for _, remote := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, remote %t", api, remote), func(t *testing.T) {
-				call := p.Ask(api, 40, true)
-				call.Tokens = 60
-				ask := string(call.Body(p.Model))
-				undisturbed := streamOf(t, "http://"+other, api, ask)
-				want, total := outline(t, undisturbed), strings.Count(undisturbed, "data: ")
-				if total < 20 {
-					t.Fatalf("an undisturbed stream has %d events: %s", total, undisturbed)
+				// Messages cannot ask for answers that go on beyond the model's own end, with which a few prompts are answered at once.
+				var ask, undisturbed string
+				for tries := 0; strings.Count(undisturbed, "data: ") < 20; tries++ {
+					if tries == 10 {
+						t.Fatalf("each of ten undisturbed streams is short: %s", undisturbed)
+					}
+					call := p.Ask(api, 40, true)
+					call.Tokens = 60
+					ask = string(call.Body(p.Model))
+					undisturbed = streamOf(t, "http://"+other, api, ask)
 				}
+				want, total := outline(t, undisturbed), strings.Count(undisturbed, "data: ")
 				var header []string
 				if remote {
 					header = []string{pd.HeaderPrefill, p.Prefill.Addr}
