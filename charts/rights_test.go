@@ -93,6 +93,9 @@ func rightsSuffice(t *testing.T, plane *controlplane.Plane, name string, args ..
 	}
 	for i, rule := range rules {
 		resources, _, _ := unstructured.NestedStringSlice(rule.(map[string]any), "resources")
+		if resources[0] == "variantautoscalings" {
+			continue // the picker does without it: TestCluster of epp/kube
+		}
 		t.Run("no watch of "+resources[0], func(t *testing.T) {
 			apply(t, plane, without(t, role, i, "watch"))
 			defer apply(t, plane, role)

@@ -37,6 +37,10 @@ type Endpoint struct {
 // VariantLabel is the pod label that names the variant of a pod: of several Deployments of one model, the one that it is from. It is llm-d's.
 const VariantLabel = "llm-d.ai/variant"
 
+// VariantCostLabel is the label that says what a pod of its variant costs for an hour, in any unit. llm-d's autoscaler has an annotation of
+// that name.
+const VariantCostLabel = "llm-d.ai/variant-cost"
+
 // Peer says what takes the requests at an endpoint's address.
 type Peer uint32
 

@@ -12,9 +12,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/tandem-serving/tandem/e2e/controlplane"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
-	"github.com/tandem-serving/tandem/stack"
 )
 
 // scaledObjects are the Deployments of both roles with their autoscalers, and the picker's port as the server of external metrics: a
@@ -61,19 +59,8 @@ spec:
 // startAutoscaler runs Kubernetes' own autoscaler, and the controllers that it needs, until the test ends.
 func (c *cluster) startAutoscaler(t *testing.T) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	must(t, err)
-	must(t, l.Close())
-	ctx, cancel := context.WithTimeout(t.Context(), controlplane.StartTimeout)
-	defer cancel()
-	var manager *stack.Process
-	manager, err = c.Run(ctx, "kube-controller-manager", "https://127.0.0.1:"+port+"/healthz", []string{"--kubeconfig=" + c.Kubeconfig(),
-		"--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port=" + port, "--cert-dir=" + c.Path("pki-manager"), "--profiling=false",
-		"--controllers=deployment-controller,replicaset-controller,horizontal-pod-autoscaler-controller", "--horizontal-pod-autoscaler-sync-period=1s"})
-	must(t, err)
-	t.Cleanup(func() { controlplane.Kill(t, &manager) })
+	c.StartControllers(t, "--controllers=deployment-controller,replicaset-controller,horizontal-pod-autoscaler-controller",
+		"--horizontal-pod-autoscaler-sync-period=1s")
 }
 
 var roles = []string{"prefill", "decode"}

@@ -136,6 +136,28 @@ func (p *Plane) Run(ctx context.Context, name, url string, flags []string) (*sta
 		Probe: func(ctx context.Context) error { return Get(ctx, client, url) }})
 }
 
+// StartControllers runs Kubernetes' controllers, those that flags name, until the test ends.
+func (p *Plane) StartControllers(tb testing.TB, flags ...string) {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	if err := l.Close(); err != nil {
+		tb.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(tb.Context(), StartTimeout)
+	defer cancel()
+	manager, err := p.Run(ctx, "kube-controller-manager", "https://"+net.JoinHostPort("127.0.0.1", strconv.Itoa(port))+"/healthz",
+		append([]string{"--kubeconfig=" + p.Kubeconfig(), "--leader-elect=false", "--bind-address=127.0.0.1",
+			"--secure-port=" + strconv.Itoa(port), "--cert-dir=" + p.Path("pki-manager"), "--profiling=false"}, flags...))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { Kill(tb, &manager) })
+}
+
 func (p *Plane) stop() {
 	p.tb.Helper()
 	Kill(p.tb, &p.server)

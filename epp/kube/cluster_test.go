@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/tandem-serving/tandem/epp"
 )
 
 const poolYAML = `
@@ -29,6 +31,24 @@ apiVersion: llm-d.ai/v1alpha2
 kind: InferenceModelRewrite
 metadata: {name: %s}
 spec: {poolRef: {group: inference.networking.k8s.io, name: p}, rules: [{targets: [%s]}]}
+`
+
+const variantYAML = `
+apiVersion: llmd.ai/v1alpha1
+kind: VariantAutoscaling
+metadata: {name: %s}
+spec: {modelID: llama, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: %s}, variantCost: "%s"}
+`
+
+const deploymentYAML = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: %s}
+spec:
+  selector: {matchLabels: {set: %[1]s}}
+  template:
+    metadata: {labels: {app: engine, set: %[1]s}}
+    spec: {containers: [{name: engine, image: engine}]}
 `
 
 const objectiveYAML = `
@@ -55,6 +75,8 @@ func TestCluster(t *testing.T) {
 	t.Run("churn", c.churn)
 	t.Run("what is cached", c.cached)
 	t.Run("deletion costs", c.deletionCosts)
+	t.Run("variants", c.variants)
+	t.Run("variants that may not be read", c.deniedVariants)
 	t.Run("grants", c.grants)
 	t.Run("outages", c.outages)
 }
@@ -397,6 +419,95 @@ func (c *cluster) deletionCosts(t *testing.T) {
 	pod, err := c.admin.CoreV1().Pods("costs").Get(t.Context(), "a", metav1.GetOptions{})
 	if err != nil || pod.Annotations["note"] != "stays" {
 		t.Errorf("%v, %v: another annotation is changed", pod.Annotations, err)
+	}
+}
+
+// variants has Kubernetes' controller make the pods of Deployments, and an object tell their variant and cost: before the picker may know
+// of the kind, when it is changed, and when it is gone.
+func (c *cluster) variants(t *testing.T) {
+	c.StartControllers(t, "--controllers=deployment-controller,replicaset-controller")
+	config := c.namespace(t, "variants")
+	c.apply(t, "variants", poolYAML)
+	names := map[string]string{} // of Deployments' pods
+	for i, name := range []string{"cheap", "dear"} {
+		c.apply(t, "variants", fmt.Sprintf(deploymentYAML, name))
+		pod := c.onlyPod(t, "variants", "set="+name)
+		names[pod] = name
+		c.status(t, "variants", pod, fmt.Sprintf("10.0.0.%d", i+1), corev1.ConditionTrue)
+	}
+	p := follow(t, Options{Namespace: "variants", Pool: "p", Config: config})
+	variants := func(want ...string) {
+		t.Helper()
+		p.until(t, fmt.Sprintf("the variants %q", want), func() bool {
+			var got []string
+			for _, s := range p.last {
+				got = append(got, strings.TrimSpace(names[s.Pod]+" "+s.Labels[epp.VariantLabel]+" "+s.Labels[epp.VariantCostLabel]))
+			}
+			slices.Sort(got)
+			return slices.Equal(got, want)
+		})
+	}
+	variants("cheap", "dear") // without the CRD
+	p.trouble(t)
+	c.InstallCRDs("testdata/crds/llmd.ai_*.yaml")
+	c.apply(t, "variants", fmt.Sprintf(variantYAML, "l40s", "cheap", "1.5"))
+	variants("cheap l40s 1.5", "dear")
+	c.apply(t, "variants", fmt.Sprintf(variantYAML, "h100", "dear", "4"))
+	variants("cheap l40s 1.5", "dear h100 4")
+	c.apply(t, "variants", fmt.Sprintf(variantYAML, "l40s", "cheap", "2"))
+	variants("cheap l40s 2", "dear h100 4")
+	c.apply(t, "variants", fmt.Sprintf(variantYAML, "l40s", "cheap", strings.Repeat("9", 400))) // the CRD refuses what has other than digits
+	variants("cheap l40s", "dear h100 4")
+	p.trouble(t, `VariantAutoscaling variants/l40s has no cost: its spec.variantCost is "999`)
+	c.apply(t, "variants", fmt.Sprintf(variantYAML, "l40s", "of-another-pool", strings.Repeat("9", 400)))
+	variants("cheap", "dear h100 4")
+	p.trouble(t)
+	c.apply(t, "variants", fmt.Sprintf(variantYAML, "l40s", "dear", "2"))
+	variants("cheap", "dear h100 4")
+	p.trouble(t, "VariantAutoscaling variants/l40s is left out: h100 also has Deployment dear as its scaleTargetRef")
+	c.kubectl(t, "", "delete", "-n", "variants", "variantautoscalings.llmd.ai", "h100")
+	variants("cheap", "dear l40s 2")
+	p.trouble(t)
+	c.kubectl(t, "", "delete", "-n", "variants", "variantautoscalings.llmd.ai", "l40s")
+	variants("cheap", "dear")
+}
+
+// onlyPod waits for the pod that labels select, and returns its name.
+func (c *cluster) onlyPod(t *testing.T, namespace, selector string) string {
+	t.Helper()
+	c.kubectl(t, "", "wait", "--for=create", "pod", "-l", selector, "-n", namespace, "--timeout="+patience.String())
+	return c.kubectl(t, "", "get", "pods", "-l", selector, "-n", namespace, "-o", "jsonpath={.items[0].metadata.name}")
+}
+
+// deniedVariants shows that a role of before, which does not grant the kind, is enough, and that the picker says so once.
+func (c *cluster) deniedVariants(t *testing.T) {
+	config := c.namespace(t, "novariants")
+	c.kubectl(t, `[{"op": "remove", "path": "/rules/3"}]`,
+		"patch", "role", "picker", "-n", "novariants", "--type=json", "--patch-file=/dev/stdin")
+	c.apply(t, "novariants", poolYAML)
+	yes := true
+	c.ready(t, "novariants", "a-0", "10.0.0.1", func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "a", UID: "u", Controller: &yes}}
+	})
+	c.apply(t, "novariants", strings.Replace(fmt.Sprintf(variantYAML, "l40s", "a", "1"), "Deployment", "StatefulSet", 1))
+	p := follow(t, Options{Namespace: "novariants", Pool: "p", Config: config})
+	var lines []string
+	p.heard = func(line string) {
+		if strings.Contains(line, "VariantAutoscalings") {
+			lines = append(lines, line)
+		}
+	}
+	p.endpoints(t, "a-0-rank-0 10.0.0.1:8000")
+	p.trouble(t)
+	p.expectMetrics(t, map[string]float64{`tandem_kube_synced{}`: 1})
+	if len(p.last[0].Labels[epp.VariantLabel]) > 0 {
+		t.Errorf("labels %v", p.last[0].Labels)
+	}
+	c.kubectl(t, "", "apply", "-n", "novariants", "-f", "testdata/role.yaml")
+	p.until(t, "the variant", func() bool { return p.last[0].Labels[epp.VariantLabel] == "l40s" })
+	if want := "VariantAutoscalings are not read, so variants and their costs are those of pod labels: to have them read, grant the verbs" +
+		" list and watch on variantautoscalings.llmd.ai namespace=novariants"; len(lines) != 1 || !strings.HasPrefix(lines[0], want) {
+		t.Errorf("logged %q, want once %q", lines, want)
 	}
 }
 

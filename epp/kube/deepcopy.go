@@ -92,6 +92,12 @@ func (r *InferenceModelRewrite) copied() InferenceModelRewrite {
 	return out
 }
 
+func (v *VariantAutoscaling) copied() VariantAutoscaling {
+	out := *v
+	out.ObjectMeta = *v.ObjectMeta.DeepCopy()
+	return out
+}
+
 // DeepCopyObject implements runtime.Object.
 func (p *InferencePool) DeepCopyObject() runtime.Object {
 	out := p.copied()
@@ -134,4 +140,15 @@ func (l *InferenceObjectiveList) DeepCopyObject() runtime.Object {
 // DeepCopyObject implements runtime.Object.
 func (l *InferenceModelRewriteList) DeepCopyObject() runtime.Object {
 	return &InferenceModelRewriteList{l.TypeMeta, *l.ListMeta.DeepCopy(), each(l.Items, (*InferenceModelRewrite).copied)}
+}
+
+// DeepCopyObject implements runtime.Object.
+func (v *VariantAutoscaling) DeepCopyObject() runtime.Object {
+	out := v.copied()
+	return &out
+}
+
+// DeepCopyObject implements runtime.Object.
+func (l *VariantAutoscalingList) DeepCopyObject() runtime.Object {
+	return &VariantAutoscalingList{l.TypeMeta, *l.ListMeta.DeepCopy(), each(l.Items, (*VariantAutoscaling).copied)}
 }

@@ -41,6 +41,9 @@ func rewriteKind(group string) kind {
 		&InferenceModelRewrite{}, &InferenceModelRewriteList{}}
 }
 
+var variantKind = kind{"variant", gvkOf(VariantGroup, "v1alpha1", "VariantAutoscaling"), "variantautoscalings",
+	&VariantAutoscaling{}, &VariantAutoscalingList{}}
+
 func gvkOf(group, version, name string) schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: group, Version: version, Kind: name}
 }

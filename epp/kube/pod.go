@@ -31,6 +31,9 @@ func trimPod(object any) (any, error) {
 		Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
 		Labels: p.Labels, DeletionTimestamp: p.DeletionTimestamp,
 	}}
+	if owner := metav1.GetControllerOfNoCopy(p); owner != nil {
+		kept.OwnerReferences = []metav1.OwnerReference{{Kind: owner.Kind, Name: owner.Name, Controller: owner.Controller}}
+	}
 	for _, name := range []string{activePorts, activePortsOlder, corev1.PodDeletionCost} {
 		if value, there := p.Annotations[name]; there {
 			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)
@@ -46,7 +49,7 @@ func trimPod(object any) (any, error) {
 }
 
 // endpointsOf returns the endpoints of a pod, none if it cannot serve. problem says what is wrong with the pod.
-func endpointsOf(p *corev1.Pod, ports []uint16) (specs []epp.Spec, problem string) {
+func endpointsOf(p *corev1.Pod, ports []uint16, of variantsByTarget) (specs []epp.Spec, problem string) {
 	if p.DeletionTimestamp != nil || !ready(p) || p.Status.PodIP == "" {
 		return nil, ""
 	}
@@ -56,10 +59,11 @@ func endpointsOf(p *corev1.Pod, ports []uint16) (specs []epp.Spec, problem strin
 	}
 	node, _ := netip.ParseAddr(p.Status.HostIP) // few configurations need it
 	active, problem := activeOf(p, ports)
+	labels := of.labelsOf(p)
 	for i, port := range ports {
 		if active == nil || active[port] {
 			specs = append(specs, epp.Spec{Namespace: p.Namespace, Name: p.Name + "-rank-" + strconv.Itoa(i),
-				Addr: netip.AddrPortFrom(addr.Unmap(), port), Labels: p.Labels, Pod: p.Name, Node: node.Unmap()})
+				Addr: netip.AddrPortFrom(addr.Unmap(), port), Labels: labels, Pod: p.Name, Node: node.Unmap()})
 		}
 	}
 	return specs, problem

@@ -51,7 +51,7 @@ func TestEndpointsOfAPod(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			specs, problem := endpointsOf(trimmed.(*corev1.Pod), c.ports)
+			specs, problem := endpointsOf(trimmed.(*corev1.Pod), c.ports, nil)
 			if got := named(specs); !slices.Equal(got, c.want) {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
@@ -75,6 +75,9 @@ func TestTrimmedPod(t *testing.T) {
 	whole := podOf("a", "10.0.0.1", annotated(activePorts, "8000"), annotated("note", strings.Repeat("x", 1000)),
 		labeled("llm-d.ai/role", "prefill"), labeled("llm-d.ai/engine-type", "sglang"), labeled("inference.networking.k8s.io/engine-type", "vllm"))
 	whole.UID, whole.ResourceVersion = "u", "7"
+	yes := true
+	whole.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "c", UID: "v"},
+		{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "r", UID: "w", Controller: &yes, BlockOwnerDeletion: &yes}}
 	whole.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}
 	whole.Spec = corev1.PodSpec{NodeName: "node", Containers: []corev1.Container{{Name: "vllm"}}}
 	whole.Status.HostIP, whole.Status.ContainerStatuses = "192.168.0.1", []corev1.ContainerStatus{{Name: "vllm"}}
@@ -84,13 +87,14 @@ func TestTrimmedPod(t *testing.T) {
 	}
 	want := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "u", ResourceVersion: "7", Labels: whole.Labels,
-			Annotations: map[string]string{activePorts: "8000"}},
+			Annotations:     map[string]string{activePorts: "8000"},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "r", Controller: &yes}}},
 		Status: corev1.PodStatus{PodIP: "10.0.0.1", HostIP: "192.168.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("kept %+v\nwant %+v", got, want)
 	}
-	specs, _ := endpointsOf(got.(*corev1.Pod), []uint16{8000})
+	specs, _ := endpointsOf(got.(*corev1.Pod), []uint16{8000}, nil)
 	if s := specs[0]; s.Pod != "a" || s.Node.String() != "192.168.0.1" {
 		t.Errorf("the endpoint's pod is %q, its node %v", s.Pod, s.Node)
 	}
@@ -108,7 +112,7 @@ func FuzzActivePorts(f *testing.F) {
 	}
 	ports := []uint16{8000, 8001}
 	f.Fuzz(func(t *testing.T, value string) {
-		specs, problem := endpointsOf(podOf("a", "10.0.0.1", annotated(activePorts, value)), ports)
+		specs, problem := endpointsOf(podOf("a", "10.0.0.1", annotated(activePorts, value)), ports, nil)
 		if len(specs) > len(ports) {
 			t.Errorf("%q gives %d endpoints", value, len(specs))
 		}

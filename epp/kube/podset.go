@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"maps"
 	"slices"
 	"sync"
 
@@ -13,6 +14,7 @@ import (
 type podSet struct {
 	mu        sync.Mutex
 	ports     []uint16
+	variants  variantsByTarget
 	pods      map[string]member // by name: they are of one namespace
 	endpoints int               // of all members
 	problems  int               // members with a problem
@@ -33,7 +35,7 @@ func (r *podSet) set(p *corev1.Pod) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	next := member{pod: p}
-	next.specs, next.problem = endpointsOf(p, r.ports)
+	next.specs, next.problem = endpointsOf(p, r.ports, r.variants)
 	return r.replace(p.Name, next)
 }
 
@@ -54,8 +56,36 @@ func (r *podSet) retarget(ports []uint16) {
 		return
 	}
 	r.ports = ports
+	r.renew()
+}
+
+// assign sets the variants that pods are of.
+func (r *podSet) assign(all variantsByTarget) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if maps.Equal(all, r.variants) {
+		return
+	}
+	r.variants = all
+	r.renew()
+}
+
+// has reports whether a pod belongs to an object.
+func (r *podSet) has(w workload) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, m := range r.pods {
+		if slices.Contains(workloadsOf(m.pod), w) {
+			return true
+		}
+	}
+	return false
+}
+
+// renew makes the endpoints of all pods again. The caller holds mu.
+func (r *podSet) renew() {
 	for name, m := range r.pods {
-		m.specs, m.problem = endpointsOf(m.pod, ports)
+		m.specs, m.problem = endpointsOf(m.pod, r.ports, r.variants)
 		r.replace(name, m)
 	}
 }

@@ -100,6 +100,7 @@ type probe struct {
 	last     []epp.Spec
 	count    int // of calls of apply
 	told     int // lines of the log
+	heard    func(line string)
 	registry *prometheus.Registry
 	halt     func()
 }
@@ -152,6 +153,9 @@ func (p *probe) until(t testing.TB, what string, met func() bool) {
 		case line := <-p.lines:
 			p.told++
 			t.Log(line)
+			if p.heard != nil {
+				p.heard(line)
+			}
 		case <-limit.C:
 			t.Fatalf("waited in vain for: %s; endpoints %v, trouble: %v", what, named(p.last), p.Trouble())
 		}

@@ -33,6 +33,7 @@ type run struct {
 	next *selected // pods of another selector, until all of them are known
 
 	policies policies
+	variants variants
 	applied  appliedState
 	told     map[string]string // logged troubles that are not over, by key
 }
@@ -66,7 +67,10 @@ func (r *run) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.policies.start(ctx, r)
+	if err := r.policies.start(ctx, r); err != nil {
+		return err
+	}
+	return r.variants.start(ctx, r)
 }
 
 // loop checks everything after each change, until ctx ends.
@@ -99,6 +103,9 @@ func (r *run) look(ctx context.Context) error {
 		return err
 	}
 	known := r.policies.read(r, &found) && r.podsKnown()
+	if !r.variants.read(r, &found) && !r.applied.once {
+		known = false // endpoints are not applied without their variants first, and with them a moment later
+	}
 	r.complain(&found)
 	r.following.Store(known && !found.watching)
 	r.report(&found)

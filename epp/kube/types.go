@@ -12,6 +12,8 @@ const (
 	AlphaGroup = "inference.networking.x-k8s.io"
 	// PolicyGroup is the group of InferenceObjective and InferenceModelRewrite, version v1alpha2.
 	PolicyGroup = "llm-d.ai"
+	// VariantGroup is the group of VariantAutoscaling, version v1alpha1.
+	VariantGroup = "llmd.ai"
 )
 
 // InferencePool is the pool of model servers (inference.networking.k8s.io/v1).
@@ -188,4 +190,31 @@ type InferenceModelRewriteList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []InferenceModelRewrite `json:"items"`
+}
+
+// VariantAutoscaling says of the pods of one object that they are a variant of a model, and what one costs (llmd.ai/v1alpha1, of llm-d's
+// Workload Variant Autoscaler). What is not read is left out.
+type VariantAutoscaling struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              VariantAutoscalingSpec `json:"spec"`
+}
+
+// VariantAutoscalingSpec is the part of it that is read.
+type VariantAutoscalingSpec struct {
+	ScaleTargetRef ScaleTargetRef `json:"scaleTargetRef"`
+	VariantCost    string         `json:"variantCost,omitempty"` // of a pod for an hour, in any unit: a decimal number
+}
+
+// ScaleTargetRef is the object whose pods the variant has, in the same namespace.
+type ScaleTargetRef struct {
+	Kind string `json:"kind"`
+	Name string `json:"name"`
+}
+
+// VariantAutoscalingList is a list of them.
+type VariantAutoscalingList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []VariantAutoscaling `json:"items"`
 }
