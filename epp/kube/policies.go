@@ -51,24 +51,27 @@ func (p *policies) start(ctx context.Context, r *run) error {
 
 func (d *dual[T]) start(ctx context.Context, r *run, kindOf func(group string) kind) (err error) {
 	for i, group := range []string{PolicyGroup, AlphaGroup} {
-		g, k := &d.groups[i], kindOf(group)
-		set := func(object T) {
-			r.metrics.event(k)
-			g.store.set(object)
-			r.wake()
-		}
-		remove := func(name string) {
-			r.metrics.event(k)
-			g.store.remove(name)
-			r.wake()
-		}
-		by := cache.ByObject{Transform: cache.TransformStripManagedFields()}
-		g.follower, err = r.follow(ctx, &r.work, k, by, handler(set, remove))
-		if err != nil {
+		g := &d.groups[i]
+		if g.follower, err = followInto(ctx, r, kindOf(group), &g.store); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// followInto follows the objects of a kind, and keeps them in a store.
+func followInto[T client.Object](ctx context.Context, r *run, k kind, to *store[T]) (*follower, error) {
+	set := func(object T) {
+		r.metrics.event(k)
+		to.set(object)
+		r.wake()
+	}
+	remove := func(name string) {
+		r.metrics.event(k)
+		to.remove(name)
+		r.wake()
+	}
+	return r.follow(ctx, &r.work, k, cache.ByObject{Transform: cache.TransformStripManagedFields()}, handler(set, remove))
 }
 
 // none is the group in use of a kind that the cluster does not have.

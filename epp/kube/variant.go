@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/tandem-serving/tandem/epp"
 )
@@ -116,18 +115,7 @@ type variants struct {
 }
 
 func (v *variants) start(ctx context.Context, r *run) (err error) {
-	set := func(object *VariantAutoscaling) {
-		r.metrics.event(variantKind)
-		v.store.set(object)
-		r.wake()
-	}
-	remove := func(name string) {
-		r.metrics.event(variantKind)
-		v.store.remove(name)
-		r.wake()
-	}
-	by := cache.ByObject{Transform: cache.TransformStripManagedFields()}
-	v.follower, err = r.follow(ctx, &r.work, variantKind, by, handler(set, remove))
+	v.follower, err = followInto(ctx, r, variantKind, &v.store)
 	return err
 }
 
