@@ -75,7 +75,7 @@ func TestProblems(t *testing.T) {
 		{"prefix-cache-affinity-filter", "{ttftSource: latencyPredictor, maxTokensInFlightPenalty: 5}", "maxTokensInFlightPenalty: is in tokens: with ttftSource latencyPredictor use maxTTFTPenaltyMs"},
 		{"prefix-cache-affinity-filter", "ttftSource: x", `ttftSource: must be prefillThroughput or latencyPredictor, got "x"`},
 		{"slo-headroom-tier-filter", "epsilonExploreNeg: 2", "epsilonExploreNeg: must be from 0 to 1, got 2"},
-		{"cheapest-variant-filter", "", "costs: must not be empty without costLabel"},
+		{"cheapest-variant-filter", "", ""},
 		{"cheapest-variant-filter", "{costs: {a: 1}, costLabel: price}", "costLabel: cannot be combined with costs"},
 		{"cheapest-variant-filter", "{costs: {a: -1}, variantLabel: ''}", "variantLabel: must not be empty|costs: a must cost a number that is not negative, got -1"},
 		{"cheapest-variant-filter", "{costs: {a: 1}, ttftMs: 0, tpotMs: 4000000}", "ttftMs: must be more than 0 and at most an hour in milliseconds, got 0|tpotMs: must be more than 0 and at most an hour in milliseconds, got 4e+06"},

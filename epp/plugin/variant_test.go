@@ -27,6 +27,13 @@ func priced(cost string, ttft90, tpot90 float64) variantPod {
 	return p
 }
 
+// costing makes one that has the label with its cost which a VariantAutoscaling object gives.
+func costing(cost string, ttft90, tpot90 float64) variantPod {
+	p := variant("", ttft90, tpot90)
+	p.labels = map[string]string{epp.VariantCostLabel: cost}
+	return p
+}
+
 // variantPods makes candidates named a, b, c and so on. One without predictions has none.
 func variantPods(pods []variantPod) []epp.Candidate {
 	c := make([]epp.Candidate, len(pods))
@@ -77,6 +84,8 @@ func TestCheapestVariant(t *testing.T) {
 			[]variantPod{fast, {map[string]string{"gpu": "l40s"}, 1, 1, 1, 1}}, "b"},
 		{"prices of labels", "costLabel: price", "2000", "100", epp.StageDecode, []variantPod{priced("4", 300, 10), priced("0.5", 3000, 80), priced("2", 1000, 40)}, "c"},
 		{"no price, or none that can be", "costLabel: price", "2000", "100", epp.StageDecode, []variantPod{priced("dear", 1, 1), priced("-1", 1, 1), variant("", 1, 1), priced("2", 2500, 40), priced("4", 300, 10)}, "abce"},
+		{"costs of VariantAutoscaling objects", "", "2000", "100", epp.StageDecode, []variantPod{costing("4", 300, 10), costing("0.5", 3000, 80), costing("2", 1000, 40)}, "c"},
+		{"costs, not labels", gpus, "2000", "100", epp.StageDecode, []variantPod{costing("4", 300, 10), middle}, "b"},
 		{"none has a price", "costLabel: price", "2000", "100", epp.StageDecode, []variantPod{variant("", 300, 10), variant("", 3000, 10)}, "a"},
 		{"nothing is predicted", gpus, "2000", "100", epp.StageDecode, []variantPod{variant("l40s", 0, 0), variant("h100", 0, 0)}, "ab"},
 		{"nothing is predicted of the cheapest", gpus, "2000", "100", epp.StageDecode, []variantPod{variant("l40s", 0, 0), fast}, "b"},

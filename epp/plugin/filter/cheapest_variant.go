@@ -24,10 +24,11 @@ type CheapestVariant struct {
 	// VariantLabel is the label of pods that names their variant. Default llm-d.ai/variant, by which llm-d's autoscaler knows them.
 	VariantLabel string `yaml:"variantLabel"`
 	// Costs are what a pod of each variant costs for an hour, in any unit that is the same for all. Pods without the label, and those of a
-	// variant that is not here, count as being as dear as the dearest. Default: none; then costLabel must be set.
+	// variant that is not here, count as being as dear as the dearest. Default: none; then costLabel counts.
 	Costs map[string]float64 `yaml:"costs"`
 	// CostLabel is the label of pods that says what they cost, in place of costs. Pods without it, or with another value than a number, count
-	// as being as dear as the dearest candidate. Default "": costs count.
+	// as being as dear as the dearest candidate. Default without costs: llm-d.ai/variant-cost, which pods of VariantAutoscaling objects count
+	// as having.
 	CostLabel string `yaml:"costLabel"`
 	// TTFTMs is the wanted time to first token, in milliseconds, of requests that do not name one by x-llm-d-slo-ttft-ms. Default 2000.
 	TTFTMs float64 `yaml:"ttftMs"`
@@ -65,8 +66,6 @@ func (p *CheapestVariant) Problems(report epp.Report) {
 	switch {
 	case p.CostLabel != "" && len(p.Costs) > 0:
 		report("costLabel", "cannot be combined with costs")
-	case p.CostLabel == "" && len(p.Costs) == 0:
-		report("costs", "must not be empty without costLabel")
 	case p.VariantLabel == "":
 		report("variantLabel", "must not be empty")
 	}
@@ -112,7 +111,11 @@ func (p *CheapestVariant) Build(b *epp.Builder) (any, error) {
 	if err := param.Check[epp.Predictor](b, "latencyPredictionInfoProducerName", p.LatencyPredictionInfoProducerName); err != nil {
 		return nil, err
 	}
-	f := &cheapestVariantFilter{variantLabel: p.VariantLabel, costLabel: p.CostLabel, costs: p.Costs, share: 1 - p.Headroom,
+	label := p.CostLabel
+	if len(p.Costs) == 0 {
+		label = cmp.Or(label, epp.VariantCostLabel)
+	}
+	f := &cheapestVariantFilter{variantLabel: p.VariantLabel, costLabel: label, costs: p.Costs, share: 1 - p.Headroom,
 		ttft: p.TTFTMs / 1000, tpot: p.TPOTMs / 1000, quantile: "p90", first: latency.TTFT90, further: latency.TPOT90,
 		byTTFT: slices.Contains(p.Predictions, ofTTFT), byTPOT: slices.Contains(p.Predictions, ofTPOT)}
 	if p.Quantile == 0.5 {
@@ -126,7 +129,7 @@ func (p *CheapestVariant) Build(b *epp.Builder) (any, error) {
 
 type cheapestVariantFilter struct {
 	variantLabel, costLabel string
-	costs                   map[string]float64 // unused with costLabel
+	costs                   map[string]float64 // unused with a costLabel
 	dearest                 float64            // of costs
 	ttft, tpot              float64            // wanted by requests that do not say it, in seconds
 	share                   float64            // of a wanted time that predictions may take
