@@ -66,7 +66,7 @@ func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, la
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	role, _ := pd.ParseRole(labels[pd.RoleLabel]) // an unknown value serves no stage
 	e := &Endpoint{Name: name, Namespace: namespace, Addr: addr, Address: addr.String(), Metrics: metrics, Role: role,
-		Labels: labels, signals: labelValues(labels), presumed: presumedMode(labels), traits: labelTraits(labels), inFlight: new(meter), peer: new(atomic.Uint32)}
+		Labels: labels, signals: labelValues(labels), presumed: presumedMode(labels), traits: LabelTraits(labels), inFlight: new(meter), peer: new(atomic.Uint32)}
 	if e.Metrics == "" {
 		e.Metrics = e.Address
 	}

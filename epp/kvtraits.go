@@ -39,8 +39,8 @@ type KVTraits struct {
 	TensorParallel int    `json:"tensor_parallel_size,omitempty"`
 }
 
-// labelTraits reads the labels of an endpoint.
-func labelTraits(labels map[string]string) KVTraits {
+// LabelTraits returns what the labels of an endpoint tell of its engine.
+func LabelTraits(labels map[string]string) KVTraits {
 	t := KVTraits{Version: labels[LabelEngineVersion]}
 	if of := labels[LabelCacheType]; of != CacheTypeAuto {
 		t.CacheType = of
@@ -112,7 +112,7 @@ func (t *KVTraits) mismatch(prefill *KVTraits) mismatch {
 		return noMismatch
 	case differ(t.Version, prefill.Version):
 		return mismatchVersion
-	case differ(t.CacheType, prefill.CacheType) && !aliases(t.CacheType, prefill.CacheType):
+	case differ(t.CacheType, prefill.CacheType) && !SameCacheType(t.CacheType, prefill.CacheType):
 		return mismatchCacheType
 	case differ(t.TensorParallel, prefill.TensorParallel) && t.TensorParallel%prefill.TensorParallel != 0 && prefill.TensorParallel%t.TensorParallel != 0:
 		return mismatchTensors
@@ -120,11 +120,11 @@ func (t *KVTraits) mismatch(prefill *KVTraits) mismatch {
 	return noMismatch
 }
 
-// aliases reports whether two types of a cache may be one: vLLM takes fp8 for one of the types whose names begin with it, depending on the
-// device and the model.
-func aliases(a, b string) bool {
+// SameCacheType reports whether two names of a type of KV caches may mean one type: vLLM takes fp8 for one of the types whose names begin with
+// it, depending on the device and the model.
+func SameCacheType(a, b string) bool {
 	const anyFP8 = "fp8"
-	return a == anyFP8 && strings.HasPrefix(b, anyFP8) || b == anyFP8 && strings.HasPrefix(a, anyFP8)
+	return a == b || a == anyFP8 && strings.HasPrefix(b, anyFP8) || b == anyFP8 && strings.HasPrefix(a, anyFP8)
 }
 
 // Refuses returns why a decode engine with these properties does not read the KV caches of a prefill engine; "" if it does, or if that is

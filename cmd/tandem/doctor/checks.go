@@ -76,6 +76,8 @@ var checks = []check{
 		"give the sidecar the --kv-connector of its engine", checkProtocol},
 	{"hand-off", "pairs", "each decode engine reads the KV caches of a prefill engine",
 		"start one of both engines anew, so that they are alike in this", checkPairs},
+	{"hand-off", "labels", "labels about KV caches are true of their engines",
+		"correct or remove the label: the picker pairs engines by it", checkLabels},
 	{"hand-off", "link-speed", "vLLM's decode engines read KV caches over NIXL as fast as RDMA, NVLink or shared memory are",
 		overTCP, checkLinkSpeed},
 	{"hand-off", "probe", "a short request for each pair of engines is prefilled remotely (--probe)",

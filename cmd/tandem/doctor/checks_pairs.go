@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -12,9 +13,19 @@ import (
 // nixlFamilies is the beginning of the names of the metrics that vLLM's engines have if they hand KV caches over by NIXL.
 const nixlFamilies = "vllm:nixl_"
 
-// traits returns the properties on which it depends which KV caches an engine reads: those that the picker reads on its metrics page, and
-// its version and parallelism, which the picker knows by labels only.
-func (t *target) traits() (k epp.KVTraits) {
+// traits returns the properties on which it depends which KV caches an engine reads: those that it tells itself, and for the others its labels.
+func (t *target) traits() epp.KVTraits {
+	k := t.shown()
+	k.Engine = cmp.Or(k.Engine, t.told.Engine)
+	k.Version = cmp.Or(k.Version, t.told.Version)
+	k.CacheType = cmp.Or(k.CacheType, t.told.CacheType)
+	k.TensorParallel = cmp.Or(k.TensorParallel, t.told.TensorParallel)
+	return k
+}
+
+// shown returns the properties that the engine tells itself: those that the picker reads on its metrics page, and its version and
+// parallelism, which the picker knows by labels only.
+func (t *target) shown() (k epp.KVTraits) {
 	switch {
 	case t.sglang():
 		k.Engine = epp.EngineSGLang
@@ -86,4 +97,39 @@ func checkPairs(_ context.Context, f *fleet) finding {
 				epp.LabelEngineVersion, epp.LabelTensorParallel, epp.LabelCacheType)}
 	}
 	return finding{verdict: ok, seen: fmt.Sprintf("none of %d pairs is known to be refused", pairs)}
+}
+
+// checkLabels compares the labels of endpoints, which the picker goes by where metrics pages tell nothing, with what the engines tell.
+func checkLabels(_ context.Context, f *fleet) finding {
+	var wrong []string
+	labels := 0
+	for _, t := range f.live() {
+		is := t.shown()
+		for _, of := range []struct {
+			label     string
+			told, has any // strings or numbers; "" and 0: not known
+		}{
+			{epp.EngineLabel, t.told.Engine, is.Engine},
+			{epp.LabelEngineVersion, t.told.Version, is.Version},
+			{epp.LabelCacheType, t.told.CacheType, is.CacheType},
+			{epp.LabelTensorParallel, t.told.TensorParallel, is.TensorParallel},
+		} {
+			if of.told == "" || of.told == 0 {
+				continue
+			}
+			labels++
+			if of.has != "" && of.has != 0 && of.told != of.has && !(of.label == epp.LabelCacheType && epp.SameCacheType(t.told.CacheType, is.CacheType)) {
+				wrong = append(wrong, fmt.Sprintf("%s: %s is %v, the engine's is %v", t, of.label, of.told, of.has))
+			}
+		}
+	}
+	switch {
+	case len(f.live()) == 0:
+		return finding{verdict: unknown, seen: "no engine answers"}
+	case len(wrong) > 0:
+		return finding{verdict: warn, seen: fewOf(wrong, "; ")}
+	case labels == 0:
+		return finding{verdict: ok, seen: "endpoints have no such labels"}
+	}
+	return finding{verdict: ok, seen: fmt.Sprintf("none of %d labels contradicts its engine", labels)}
 }

@@ -259,7 +259,7 @@ func (f *fleet) addPods(pickers []*corev1.Pod) {
 			if len(ports) > 1 {
 				t.name = fmt.Sprintf("%s-rank-%d", pod.Name, i)
 			}
-			t.setRole(pod.Labels[pd.RoleLabel])
+			t.setLabels(pod.Labels)
 			f.targets = append(f.targets, t)
 		}
 	}

@@ -138,7 +138,7 @@ func TestCountsNothing(t *testing.T) {
 
 // Each case breaks one part, and only the checks of that part complain.
 func TestBroken(t *testing.T) {
-	const prefill0, decode1 = 0, 3
+	const prefill0, decode0, decode1 = 0, 2, 3
 	tests := []struct {
 		name    string
 		check   string
@@ -217,6 +217,19 @@ func TestBroken(t *testing.T) {
 			for i := range 2 {
 				p.members[i].front = serverInfoOf("kv_producer", 3)
 			}
+		}},
+		{"a version by a label only", "pairs", fail, "no decode engine reads KV caches of prefill-0", "start one of both", "", func(_ *testing.T, p *testPool) {
+			for i := range p.members {
+				p.members[i].front = missing("/version")
+			}
+			p.members[prefill0].labels = ", " + epp.LabelEngineVersion + ": 0.31.0"
+			p.members[decode0].labels = ", " + epp.LabelEngineVersion + ": 0.32.0"
+			p.members[decode1].labels = ", " + epp.LabelEngineVersion + ": 0.32.0"
+		}},
+		{"labels that are not true", "labels", warn, "prefill-0: " + epp.LabelEngineVersion + " is 0.31.0, the engine's is 0.32.0; prefill-0: " +
+			epp.LabelTensorParallel + " is 4, the engine's is 2", "remove the label", "", func(_ *testing.T, p *testPool) {
+			told(p)
+			p.members[prefill0].labels = ", " + epp.LabelEngineVersion + ": 0.31.0, " + epp.LabelTensorParallel + `: "4", ` + epp.LabelCacheType + ": auto"
 		}},
 		{"side channel closed", "side-channel", fail, "127.0.0.1:1: connection refused", "VLLM_NIXL_SIDE_CHANNEL_HOST", "", func(_ *testing.T, p *testPool) {
 			p.side = "127.0.0.1:1"

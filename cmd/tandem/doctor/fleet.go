@@ -49,17 +49,19 @@ type target struct {
 	label string // value of the role label
 	role  pd.Role
 	addr  netip.AddrPort
-	pod   *corev1.Pod // nil outside of clusters
-	rank  int         // among the engines of the pod
+	pod   *corev1.Pod  // nil outside of clusters
+	rank  int          // among the engines of the pod
+	told  epp.KVTraits // by its labels
 	facts
 }
 
 func (t *target) String() string { return t.name }
 
-// setRole reads the label. An unknown value is no role.
-func (t *target) setRole(label string) {
-	t.label = label
-	t.role, _ = pd.ParseRole(label)
+// setLabels reads the labels. An unknown role is none.
+func (t *target) setLabels(labels map[string]string) {
+	t.label = labels[pd.RoleLabel]
+	t.role, _ = pd.ParseRole(t.label)
+	t.told = epp.LabelTraits(labels)
 }
 
 func newFleet(s *settings) (*fleet, error) {
@@ -128,7 +130,7 @@ func (f *fleet) fromFile(path string) error {
 	}
 	for _, spec := range specs {
 		t := &target{name: spec.Name, addr: spec.Addr}
-		t.setRole(spec.Labels[pd.RoleLabel])
+		t.setLabels(spec.Labels)
 		f.targets = append(f.targets, t)
 	}
 	return nil
@@ -184,7 +186,7 @@ func (f *fleet) fromPicker(ctx context.Context) error {
 			return fmt.Errorf("reading the picker's endpoints: %w", err)
 		}
 		t := &target{name: e.shortName(), addr: addr}
-		t.setRole(e.Labels[pd.RoleLabel])
+		t.setLabels(e.Labels)
 		f.targets = append(f.targets, t)
 	}
 	return nil

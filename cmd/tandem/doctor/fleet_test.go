@@ -65,6 +65,7 @@ func build() (err error) {
 // member is an endpoint of a test's pool.
 type member struct {
 	name, role string
+	labels     string // further ones, in YAML
 	at         string // host:port; "" = the address of front or engine
 	cfg        sim.Config
 	idle       time.Duration                   // of the sidecar; 0 = never in a test
@@ -213,7 +214,7 @@ func (p *testPool) start(t *testing.T) []string {
 		m := &p.members[i]
 		m.listens = m.start(t)
 		host, port, _ := net.SplitHostPort(m.listens)
-		fmt.Fprintf(&file, "- {name: %s, address: %q, port: %q, labels: {llm-d.ai/role: %q}}\n", m.name, host, port, m.role)
+		fmt.Fprintf(&file, "- {name: %s, address: %q, port: %q, labels: {llm-d.ai/role: %q%s}}\n", m.name, host, port, m.role, m.labels)
 	}
 	endpoints := write(t, "endpoints.yaml", file.String())
 	p.file = write(t, "picker.yaml", cmp.Or(p.picker, file.String()))
