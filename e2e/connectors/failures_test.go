@@ -87,7 +87,7 @@ func (r *running) reach(t *testing.T, ctx context.Context) {
 	t.Helper()
 	p := r.pair
 	done := func() float64 { return harness.SumOf(t, p.prefill.Address(), "vllm:request_success_total") }
-	prefilled, prefillUses, decodeUses := done(), usage(t, p.prefill), usage(t, p.decode)
+	prefilled, prefillUses, decodeUses, decodeHas := done(), usage(t, p.prefill), usage(t, p.decode), requests(t, p.decode)
 	switch r.state {
 	case decodeWaits:
 		r.prefill.Shut()
@@ -99,7 +99,8 @@ func (r *running) reach(t *testing.T, ctx context.Context) {
 	case decodeWaits:
 		<-r.prefill.Held
 		if p.concurrent() {
-			await(t, string(r.state), harness.Patience, func() bool { return usage(t, p.decode) > decodeUses })
+			// By the number of requests: OffloadingConnector has a request without blocks until the peer has told what it has.
+			await(t, string(r.state), harness.Patience, func() bool { return requests(t, p.decode) > decodeHas })
 		}
 	case handedOff:
 		<-r.decode.Held

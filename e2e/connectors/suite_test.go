@@ -248,6 +248,12 @@ func usage(t *testing.T, e *realengine.Engine) float64 {
 	return share
 }
 
+// requests returns how many requests an engine has, running or waiting.
+func requests(t *testing.T, e *realengine.Engine) float64 {
+	t.Helper()
+	return harness.SumOf(t, e.Address(), "vllm:num_requests_running") + harness.SumOf(t, e.Address(), "vllm:num_requests_waiting")
+}
+
 // await polls until ok, since the engines' metrics have no events.
 func await(t *testing.T, what string, limit time.Duration, ok func() bool) {
 	t.Helper()

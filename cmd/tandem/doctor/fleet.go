@@ -23,6 +23,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/pd"
 )
