@@ -14,7 +14,8 @@ const (
 
 // FallbackBudget is a token bucket over requests, not over time. Every request adds a share of a token; each local prefill of
 // a request that was planned remote takes one token. So an outage of prefill shifts at most that share of the load to decode,
-// whatever the load is. It is safe for concurrent use.
+// whatever the load is. A request that must not be prefilled locally, and whose hand-off was lost, takes one for each further
+// remote prefill. It is safe for concurrent use.
 type FallbackBudget struct {
 	ratio, burst float64
 

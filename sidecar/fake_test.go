@@ -150,6 +150,13 @@ func (e *fakeEngine) hang() {
 	e.hung = true
 }
 
+// goOn has the engine answer probes again.
+func (e *fakeEngine) goOn() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.hung = false
+}
+
 // crash ends the engine as a crash does.
 func (e *fakeEngine) crash() {
 	e.server.Listener.Close()

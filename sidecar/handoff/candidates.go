@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -42,9 +43,10 @@ func (e *ClientError) Error() string {
 type attempt func(x *Exchange, req *intake.Request, target pd.Target, candidate int) (pd.Reason, error)
 
 // tryCandidates tries the candidates in order, and each one up to MaxRetries times again if its failure may pass. Those that are
-// down, that hang, or that decode does not find, come last if the request must be prefilled remotely, else they are left out. After
-// dialect.ErrEnded no other is tried, because the request would end there likewise. With reason "" an attempt succeeded. Another
-// reason says that nothing has gone to the client, and that the request should be prefilled locally. The error is final.
+// down, that hang, or that decode does not find, come last if the request must be prefilled remotely, else they are left out. Those
+// that have failed the request before are not tried again. After dialect.ErrEnded no other is tried, because the request would end
+// there likewise. With reason "" an attempt succeeded. Another reason says that nothing has gone to the client, and that the request
+// should be prefilled locally. The error is final.
 func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, error) {
 	last := &prefillError{cause: "down", reason: pd.PrefillFailed, err: errDown}
 	targets := x.Route.Targets
@@ -53,21 +55,24 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 		i := n
 		if n >= len(targets) {
 			i = late[n-len(targets)]
-		} else if x.legs.down.skip(targets[i]) || x.legs.hung.has(targets[i]) || x.legs.rerouting.has(targets[i]) {
-			if x.Route.Mode == pd.ModeForce {
+		}
+		target, candidate := targets[i], x.Route.Candidate(i)
+		switch {
+		case x.hedge.tried == target, slices.Contains(x.spent, candidate):
+			continue
+		case n >= len(targets):
+			x.legs.hung.askAgain(x.Context, target)
+		case x.legs.down.skip(target), x.legs.hung.has(target), x.legs.rerouting.has(target):
+			if x.Route.Strict {
 				late = append(late, i)
 			}
-			continue
-		}
-		target := targets[i]
-		if x.hedge.tried == target {
 			continue
 		}
 		for tried := 0; ; tried++ {
 			if err := x.reachLocalEngine(); err != nil {
 				return "", err
 			}
-			reason, err := x.tryEngine(try, req, target, x.Route.Candidate(i))
+			reason, err := x.tryEngine(try, req, target, candidate)
 			var refused *ClientError
 			switch {
 			case err == nil, errors.Is(err, errAnswered):
@@ -96,6 +101,7 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 				return last.reason, nil
 			}
 			if !again {
+				x.spent = append(x.spent, candidate)
 				break
 			}
 			if err := x.pause(x.legs.RetryBackoff); err != nil {
@@ -105,6 +111,21 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 	}
 	x.Failure = last
 	return last.reason, nil
+}
+
+// another reports whether a request is tried with another candidate, now that decode could not use the hand-off of the last one: if
+// it must be prefilled remotely, and one is left. The prompt is computed once more, which takes from the budget as local prefill does.
+func (x *Exchange) another() bool {
+	if !x.Route.Strict {
+		return false
+	}
+	x.spent = append(x.spent, x.Decision.Candidate)
+	for i := range x.Route.Targets {
+		if !slices.Contains(x.spent, x.Route.Candidate(i)) {
+			return x.reachLocalEngine() != nil || x.legs.Budget.Take() // with that error the next try ends, and takes nothing
+		}
+	}
+	return false
 }
 
 // useRanks tells an attempt at a candidate the data-parallel ranks that the plan names.

@@ -379,13 +379,15 @@ func (p *legPair) decodeFailed(cause string, err error) (pd.Reason, error) {
 	}
 }
 
-// redo decides how a request goes on whose decode leg failed: on the local engine, or, if that computes no prompts, on the next
-// candidate.
+// redo decides how a request goes on whose decode leg failed: on the local engine, or, if that computes no prompts or must not compute
+// this one, on the next candidate.
 func (p *legPair) redo(cause string, err error) (pd.Reason, error) {
-	reason := p.x.redoWithout(cause, err)
-	if whole, unknown := p.x.legs.whole(p.x.Context); unknown != nil || whole {
+	x := p.x
+	reason := x.redoWithout(cause, err)
+	if whole, unknown := x.legs.whole(x.Context); (unknown != nil || whole) && !x.another() {
 		return reason, nil
 	}
+	x.Failure = nil // unless the next one fails as well
 	return "", &prefillError{cause: "transfer", reason: reason, err: err}
 }
 

@@ -43,6 +43,7 @@ type Exchange struct {
 	target       string           // of the last prefill leg
 	source       transport.Engine // of the last prefill leg of a serial protocol
 	hedge        hedge            // a second prefill leg at the same time
+	spent        []int            // candidates that have failed this request, by their index in the header
 	record       *Record          // nil: none is kept
 	releaseWay   string           // of the hand-off
 	ongoing      continued        // nil: the answer does not go on elsewhere

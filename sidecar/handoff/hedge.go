@@ -132,7 +132,7 @@ func (x *Exchange) hedgeDelay(req *intake.Request, target pd.Target) (delay time
 func (x *Exchange) hedgeCandidate(target pd.Target) int {
 	targets := x.Route.Targets
 	for i := slices.Index(targets, target) + 1; i < len(targets); i++ {
-		if t := targets[i]; t != target && !x.legs.down.has(t) && !x.legs.hung.has(t) && !x.legs.rerouting.has(t) {
+		if t := targets[i]; t != target && !x.legs.down.has(t) && !x.legs.hung.has(t) && !x.legs.rerouting.has(t) && !slices.Contains(x.spent, x.Route.Candidate(i)) {
 			return i
 		}
 	}
@@ -244,6 +244,7 @@ func (x *Exchange) hedgeFails(g *prefillLeg) {
 	if x.Context.Err() != nil || !errors.As(g.err, &failed) {
 		return
 	}
+	x.spent = append(x.spent, g.candidate)
 	x.legs.down.tried(g.target, failed)
 	x.noteRetry(failed, g.target)
 }

@@ -93,6 +93,8 @@ type watchedEngine struct {
 	sign    time.Time     // when a leg last got what it waited for
 	pause   time.Duration // the longest recent one of its streams; 0 = not known
 	hung    bool
+	probed  chan struct{} // of one that is hung: closed after the next probe, and then another one
+	wanted  chan struct{} // gets one when the next probe is to be now
 }
 
 // vigil watches an engine for one leg. A nil vigil does nothing.
@@ -132,7 +134,7 @@ func (l *hungList) add(at pd.Target, e transport.Engine, v *vigil) (hung bool) {
 		if len(l.engines) >= maxWatched {
 			maps.DeleteFunc(l.engines, func(_ pd.Target, w *watchedEngine) bool { return !w.running })
 		}
-		w = &watchedEngine{engine: e, vigils: map[*vigil]struct{}{}}
+		w = &watchedEngine{engine: e, vigils: map[*vigil]struct{}{}, probed: make(chan struct{}), wanted: make(chan struct{}, 1)}
 		if len(l.engines) < maxWatched {
 			l.engines[at] = w
 		}
@@ -159,6 +161,29 @@ func (l *hungList) has(at pd.Target) bool {
 	}
 	w.used = time.Now()
 	return true
+}
+
+// askAgain has an engine that is hung probed at once, for a request that has no other one, and waits for that: it may have gone on since
+// the last probe, and its legs fail until the next one.
+func (l *hungList) askAgain(ctx context.Context, at pd.Target) {
+	l.mu.Lock()
+	w := l.engines[at]
+	if w == nil || !w.hung {
+		l.mu.Unlock()
+		return
+	}
+	w.used = time.Now()
+	probed := w.probed
+	l.mu.Unlock()
+	select {
+	case w.wanted <- struct{}{}:
+	default: // another request wants it too
+	}
+	select {
+	case <-probed:
+	case <-ctx.Done():
+	case <-l.open.Done():
+	}
 }
 
 // hears notes that the engine has sent something. What the vigil waited for has come with it; the rest of the answer may follow.
@@ -356,7 +381,7 @@ func (w *watchedEngine) end(which func(*vigil) bool) {
 	}
 }
 
-// revives probes an engine that is hung until it answers. It gives up, and forgets the engine, if no request has wanted it for long.
+// revives probes an engine that is hung until it answers: once a second, and when a request wants it. It gives up, and forgets the engine, if no request has wanted it for long.
 func (l *hungList) revives(at pd.Target, w *watchedEngine) bool {
 	retry, since := time.NewTicker(hungRetry), time.Now()
 	defer retry.Stop()
@@ -365,6 +390,7 @@ func (l *hungList) revives(at pd.Target, w *watchedEngine) bool {
 		case <-l.open.Done():
 			return false
 		case <-retry.C:
+		case <-w.wanted:
 		}
 		answers := l.probe(w) == nil
 		if answers {
@@ -380,6 +406,8 @@ func (l *hungList) revives(at pd.Target, w *watchedEngine) bool {
 			delete(l.engines, at)
 			w.running = false
 		}
+		close(w.probed)
+		w.probed = make(chan struct{})
 		running := w.running
 		l.mu.Unlock()
 		if answers || !running {

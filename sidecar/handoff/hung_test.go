@@ -130,6 +130,32 @@ func TestHungEngine(t *testing.T) {
 	})
 }
 
+// A request that has no other engine has one that hung probed at once, and waits for that.
+func TestHungEngineIsAskedAgain(t *testing.T) {
+	for name, stopped := range map[string]bool{"it goes on": false, "it still hangs": true} {
+		t.Run(name, func(t *testing.T) {
+			withHungList(t, func(f *hungFixture) {
+				f.stop(true)
+				_, failed := f.leg(waitPrefill)
+				f.mustEnd(failed, 2*time.Second)
+				<-time.After(hungRetry + hungProbe + hungTick) // between two probes
+				f.stop(stopped)
+				before, began := f.probes(), time.Now()
+				f.askAgain(f.t.Context(), hungTarget)
+				if took := time.Since(began); took > hungProbe || f.probes() != before+1 || f.has(hungTarget) != stopped {
+					t.Errorf("hung: %v, after %v and %d probes", f.has(hungTarget), took, f.probes()-before)
+				}
+				f.stop(false)
+				<-time.After(2 * hungRetry)
+				f.askAgain(f.t.Context(), hungTarget) // returns at once
+				if f.has(hungTarget) {
+					t.Error("still known as hung")
+				}
+			})
+		})
+	}
+}
+
 // What is slow and answers is not hung.
 func TestSlowEngine(t *testing.T) {
 	for name, engine := range map[string]func(f *hungFixture, v *vigil){

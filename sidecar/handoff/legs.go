@@ -29,7 +29,7 @@ type Config struct {
 	// Stripped are the headers of clients that no leg has.
 	Stripped transport.Stripped
 	Intake   *intake.Intake
-	// Budget bounds requests that are prefilled locally although they were planned remote.
+	// Budget bounds requests that are prefilled locally although they were planned remote, or remotely once more if they must be.
 	Budget *pd.FallbackBudget
 	// Leases renews and releases hand-offs by notices. nil: they are not renewed, and released by way of decode.
 	Leases *lease.Registry

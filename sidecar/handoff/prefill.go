@@ -1,6 +1,7 @@
 package handoff
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -23,16 +24,26 @@ import (
 // ids (return_token_ids), 7 to 8 bytes each.
 const maxPrefillAnswer = 16 << 20
 
-// runSerial runs one leg after the other. Its results are those of tryCandidates.
+// runSerial runs one leg after the other, and both again with the next candidate if decode could not use the hand-off of a request that
+// must be prefilled remotely. Its results are those of tryCandidates.
 func (x *Exchange) runSerial(req *intake.Request) (pd.Reason, error) {
-	x.state = prefilling
-	if reason, err := x.tryCandidates(req, (*Exchange).attemptPrefill); err != nil || reason != "" {
-		return reason, err
+	plain := cmp.Or(x.unreferenced, req)
+	for {
+		x.state = prefilling
+		if reason, err := x.tryCandidates(req, (*Exchange).attemptPrefill); err != nil || reason != "" {
+			return reason, err
+		}
+		if f := finished(x.handoff.of); f != nil {
+			return "", x.answerFinished(f, req.Stream())
+		}
+		reason, err := x.runDecode(req)
+		if err != nil || reason == "" || !x.another() {
+			return reason, err
+		}
+		x.handoff.hold.End() // its release has begun
+		x.hedge, x.Failure = hedge{}, nil
+		req, x.unreferenced = plain, nil // an engine that does not find what a reference names may have failed because of it
 	}
-	if f := finished(x.handoff.of); f != nil {
-		return "", x.answerFinished(f, req.Stream())
-	}
-	return x.runDecode(req)
 }
 
 // prefillLeg is the prefill leg of a serial protocol to one candidate, and what has come of it. The exchange makes it; run may be called
