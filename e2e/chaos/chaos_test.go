@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -17,8 +18,8 @@ import (
 // The runs that count: make chaos, and make chaos-long.
 var (
 	chaosSeed     = flag.Uint64("chaos.seed", 1, "seed of TestChaos: the same seed gives the same actions and requests")
-	chaosFor      = flag.Duration("chaos.for", 8*time.Second, "how long TestChaos has things go wrong")
-	chaosRequests = flag.Int("chaos.requests", 500, "how many requests TestChaos sends meanwhile")
+	chaosFor      = flag.Duration("chaos.for", 8*time.Second, "how long TestChaos has things go wrong, on a busy machine too: fewer then")
+	chaosRequests = flag.Int("chaos.requests", 500, "how many requests TestChaos sends meanwhile; on a machine that is too busy for them, fewer")
 	chaosWide     = flag.Bool("chaos.wide", false, "TestChaos has more kinds of things go wrong, first each by itself, then all: minutes")
 )
 
@@ -31,8 +32,11 @@ var (
 //   - a stream that its decode engine broke off, and that could not go on at another one, as where these fail as well: it ends with a
 //     well-formed error event;
 //   - a refusal because the budget for prefill on decode pods is used up;
-//   - a refusal of a request that the client forced to be prefilled remotely without a fallback, whose prefill engine failed after its
-//     answer. The sidecar has the proxy try another decode pod then, and there may be no other.
+//   - a refusal of a request that the client forced to be prefilled remotely without a fallback, if each prefill pod, or each decode pod,
+//     failed at some time while it ran: it has no other one.
+//
+// Failures and load end with the time that they are to last, however busy the machine is. Before it comes a warm-up of a twentieth of it at
+// most; after it, answers that are under way have chaosPatience to end, and each program has harness.Patience to become idle.
 func TestChaos(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make test-all runs it")
@@ -58,14 +62,14 @@ func TestChaos(t *testing.T) {
 	defer stop()
 	began := time.Now()
 	loading.Go(func() { load.run(ctx, warmup, warmup+*chaosRequests, *chaosFor) })
-	done := c.follow(t, plan)
+	done := c.follow(t, plan, *chaosFor)
 	loading.Wait()
 	took := time.Since(began)
 	c.awaitIdle(t)
 	c.mustSettle(t, idle, warm)
 	c.mustHaveKeepers(t)
 
-	r := chaosReport{load: load, done: done, counts: c.counts(t), strands: c.strands}
+	r := chaosReport{load: load, size: size, wanted: warmup + *chaosRequests, planned: len(plan), done: done, counts: c.counts(t), strands: c.strands}
 	r.kept, r.dropped = c.assessLosses(done)
 	t.Log(r.table(took, idle, warm, c.holdings(t)))
 	if *chaosWide {
@@ -89,6 +93,9 @@ func lines[T fmt.Stringer](list []T) string {
 // chaosReport has the results of a run.
 type chaosReport struct {
 	load    *chaosLoad
+	size    chaosSize
+	wanted  int // requests that were to be sent
+	planned int // actions that were to be carried out
 	done    []chaosDone
 	counts  chaosCounts
 	strands map[string]int // how many hand-offs may be stranded, by cause
@@ -116,10 +123,19 @@ func prefillAway(a chaosAction) bool {
 	return strings.HasPrefix(a.target, "prefill") && slices.Contains([]chaosKind{chaosKill, chaosPause, chaosHang, chaosCut}, a.kind)
 }
 
-// decodeAway reports whether a decode pod may not answer.
-func decodeAway(a chaosAction) bool {
-	role, _, _ := strings.Cut(a.target, "-")
-	return role == "sidecar" || role == "decode" && a.kind != chaosFar
+// eachFailed reports whether each pod of a role failed at some time while a call ran, so that the call may have met no other one.
+func (r *chaosReport) eachFailed(res chaosResult, role string) bool {
+	for i := range r.size.of(role) {
+		pod := role + "-" + strconv.Itoa(i)
+		fails := func(a chaosAction) bool {
+			slower := a.kind == chaosSlow || a.kind == chaosFar || strings.HasPrefix(a.target, "keeper")
+			return unitOf(a.target) == pod && !slower
+		}
+		if !r.during(res, fails) {
+			return false
+		}
+	}
+	return true
 }
 
 func decodeBrokeOff(a chaosAction) bool {
@@ -158,7 +174,7 @@ func (r *chaosReport) check(t *testing.T) {
 			ok = r.during(res, killsPicker)
 		case endForced:
 			forced++
-			ok = r.during(res, prefillAway) && r.during(res, decodeAway)
+			ok = r.eachFailed(res, "prefill") || r.eachFailed(res, "decode")
 		case endFailed, endWrong:
 			ok = false
 		}
@@ -173,7 +189,7 @@ func (r *chaosReport) check(t *testing.T) {
 	if most := max(1, len(r.load.results)/2000); events > most {
 		t.Errorf("%d of %d streams did not go on at another engine, more than %d", events, len(r.load.results), most)
 	}
-	if most := len(r.load.results) / 1000; forced > most {
+	if most := max(1, len(r.load.results)/10_000); forced > most {
 		t.Errorf("%d of %d requests were refused because prefill was forced, more than %d", forced, len(r.load.results), most)
 	}
 	// A kill interrupts an answer once in 185 times (package epp/extproc): two in one run are a defect.
@@ -204,7 +220,7 @@ func (r *chaosReport) table(took time.Duration, idle, warm, now map[string]harne
 	fmt.Fprintln(&b)
 	row("seed", *chaosSeed)
 	row("time", took.Round(10*time.Millisecond))
-	row("requests", len(r.load.results))
+	row("requests", len(r.load.results), " of ", r.wanted)
 	for _, how := range []chaosEnd{endRight, endLeft, endEvent, endCut, endBudget, endPick, endForced, endFailed, endWrong} {
 		n := 0
 		for _, res := range r.load.results {
@@ -218,7 +234,7 @@ func (r *chaosReport) table(took time.Duration, idle, warm, now map[string]harne
 	for _, d := range r.done {
 		kinds[d.action.name()]++
 	}
-	row("actions", len(r.done))
+	row("actions", len(r.done), " of ", r.planned)
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		row("  "+kind, kinds[kind])
 	}

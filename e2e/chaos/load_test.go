@@ -13,7 +13,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/tandem-serving/tandem/e2e/answer"
@@ -114,7 +116,7 @@ const (
 	endCut    chaosEnd = "cut"    // a stream that broke off without one, or before its first byte had passed Envoy
 	endBudget chaosEnd = "budget" // 503, because too many requests would have been prefilled on decode
 	endPick   chaosEnd = "pick"   // 503 with Retry-After from Envoy, because the picker was killed in the middle of its answer
-	endForced chaosEnd = "forced" // 502 or 503 with Retry-After, because prefill failed that the client had forced without a fallback
+	endForced chaosEnd = "forced" // 502 or 503 with Retry-After, because each prefill pod failed, or each decode pod, and the client had forced prefill
 	endFailed chaosEnd = "failed" // any other error
 	endWrong  chaosEnd = "wrong"  // tokens that an undisturbed engine does not give
 )
@@ -150,7 +152,7 @@ func (w *waits) ends() {
 	w.begins()
 }
 
-// chaosLoad sends calls at an even rate, each by a client of its own, and checks what comes back.
+// chaosLoad sends calls, each by a client of its own, and checks what comes back.
 type chaosLoad struct {
 	f    *harness.Fleet
 	seed uint64
@@ -162,23 +164,32 @@ type chaosLoad struct {
 // chaosClients bounds how many calls are in flight.
 const chaosClients = 64
 
-// run sends calls from..to over a time. It returns when all have ended.
+// run sends calls from..to over a time. It returns when all have ended that were sent by then.
 func (l *chaosLoad) run(ctx context.Context, from, to int, lasts time.Duration) {
+	pace(ctx, to-from, lasts, func(i int) { l.add(l.makeCall(ctx, drawCall(l.seed, from+i))) })
+}
+
+// pace makes n calls over a time, at an even rate, and waits for their ends. Calls that are late, because chaosClients others were in flight,
+// are made up for, up to the end of that time: those that are left then are not made.
+func pace(ctx context.Context, n int, lasts time.Duration, call func(i int)) {
+	began := time.Now()
+	making, end := context.WithTimeout(ctx, lasts)
+	defer end()
 	places := make(chan struct{}, chaosClients)
-	tick := time.NewTicker(max(lasts/time.Duration(to-from), time.Microsecond))
-	defer tick.Stop()
 	var running sync.WaitGroup
 	defer running.Wait()
-	for i := from; i < to; i++ {
+	for i := range n {
+		pause(making, time.Until(began.Add(lasts*time.Duration(i)/time.Duration(n))))
 		select {
-		case <-tick.C:
-		case <-ctx.Done():
+		case places <- struct{}{}:
+		case <-making.Done():
+		}
+		if making.Err() != nil {
 			return
 		}
-		places <- struct{}{}
 		running.Go(func() {
 			defer func() { <-places }()
-			l.add(l.makeCall(ctx, drawCall(l.seed, i)))
+			call(i)
 		})
 	}
 }
@@ -352,6 +363,43 @@ func (l *chaosLoad) check(ctx context.Context, r *chaosResult, got []int) {
 	whole := r.how == endRight
 	if whole && !slices.Equal(got, want.Tokens) || len(got) > len(want.Tokens) || !slices.Equal(got, want.Tokens[:len(got)]) {
 		r.how, r.detail = endWrong, fmt.Sprintf("tokens %v, an undisturbed engine gives %v (%s)", got, want.Tokens, r.how)
+	}
+}
+
+// TestPace: a load has all of its calls if they are quick, or were late for a while, and otherwise ends with its time.
+func TestPace(t *testing.T) {
+	const n, lasts, quick = 1000, time.Minute, 20 * time.Millisecond
+	for name, c := range map[string]struct {
+		takes func(at time.Duration) time.Duration // a call that is made at a time
+		whole bool                                 // all calls are made
+		end   time.Duration                        // of the last call, at most
+	}{
+		"quick calls": {func(time.Duration) time.Duration { return quick }, true, lasts},
+		"none ends for ten seconds": {func(at time.Duration) time.Duration {
+			if at > 20*time.Second && at < 30*time.Second {
+				return 30*time.Second - at
+			}
+			return quick
+		}, true, lasts},
+		"slow calls": {func(time.Duration) time.Duration { return 10 * time.Second }, false, lasts + 10*time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				var calls, flying, most atomic.Int64
+				pace(t.Context(), n, lasts, func(int) {
+					calls.Add(1)
+					if now := flying.Add(1); now > most.Load() {
+						most.Store(now)
+					}
+					pause(t.Context(), c.takes(time.Since(start)))
+					flying.Add(-1)
+				})
+				if whole := calls.Load() == n; whole != c.whole || time.Since(start) > c.end || most.Load() > chaosClients {
+					t.Errorf("%d calls in %v, %d at the same time", calls.Load(), time.Since(start), most.Load())
+				}
+			})
+		})
 	}
 }
 

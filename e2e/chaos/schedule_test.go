@@ -2,12 +2,14 @@ package chaos
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -221,6 +223,25 @@ func stepsOf(plan []chaosAction) []chaosStep {
 	return steps
 }
 
+// carryOut does the steps of a plan, each at its time. A step that takes long, because it waits for a program, delays all later steps, so that
+// none come closer together than planned. No action begins when the time is over; those that have begun end at their times.
+func carryOut(ctx context.Context, plan []chaosAction, lasts time.Duration, do func(chaosStep)) {
+	start := time.Now()
+	late := time.Duration(0)
+	begun := map[chaosAction]bool{}
+	for _, s := range stepsOf(plan) {
+		at := s.at + late
+		if s.begins && at >= lasts || !s.begins && !begun[s.chaosAction] {
+			continue
+		}
+		begun[s.chaosAction] = true
+		pause(ctx, time.Until(start.Add(at)))
+		began := time.Now()
+		do(s)
+		late += time.Since(began)
+	}
+}
+
 // TestChaosPlan: a seed gives one plan, plans have every kind and role, and always leave one unit of each role alone. Those of the
 // wide form have every kind and role by itself as well.
 func TestChaosPlan(t *testing.T) {
@@ -260,6 +281,44 @@ func TestChaosPlan(t *testing.T) {
 			if slices.Equal(c.plan(1), c.plan(2)) {
 				t.Error("two seeds make the same plan")
 			}
+		})
+	}
+}
+
+// TestCarryOut: the actions of a plan begin within its time, in the planned distances, however long its steps take; and all of them end.
+func TestCarryOut(t *testing.T) {
+	const lasts = time.Minute
+	plan := planChaos(1, lasts, chaosSize{2, 3, 2})
+	for name, c := range map[string]struct {
+		takes time.Duration // each step
+		whole bool          // all actions of the plan are carried out
+	}{"at once": {0, true}, "slowly": {100 * time.Millisecond, false}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				begun, under := 0, map[chaosAction]time.Time{}
+				carryOut(t.Context(), plan, lasts, func(s chaosStep) {
+					if s.begins {
+						if began := time.Since(start); began < s.at || began >= lasts {
+							t.Errorf("%v begins after %v", s.chaosAction, began)
+						}
+						begun++
+						under[s.chaosAction] = time.Now()
+					} else {
+						if lasted := time.Since(under[s.chaosAction]); lasted < s.lasts {
+							t.Errorf("%v lasts %v", s.chaosAction, lasted)
+						}
+						delete(under, s.chaosAction)
+					}
+					pause(t.Context(), c.takes)
+				})
+				if whole := begun == len(plan); whole != c.whole || begun == 0 || len(under) > 0 {
+					t.Errorf("%d of %d actions have begun, %d have not ended", begun, len(plan), len(under))
+				}
+				if took := time.Since(start); took > lasts+chaosHangs {
+					t.Errorf("it took %v", took)
+				}
+			})
 		})
 	}
 }

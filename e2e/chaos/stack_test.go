@@ -427,14 +427,10 @@ func (c *chaosStack) awaitPickers(t *testing.T) {
 	})
 }
 
-// follow carries out a plan, and returns its actions with their times.
-func (c *chaosStack) follow(t *testing.T, plan []chaosAction) (done []chaosDone) {
+// follow carries out a plan for a time, as carryOut says, and returns the actions that were carried out.
+func (c *chaosStack) follow(t *testing.T, plan []chaosAction, lasts time.Duration) (done []chaosDone) {
 	t.Helper()
-	start := time.Now()
-	late := time.Duration(0) // a step that waits for a program delays all later steps
-	for _, s := range stepsOf(plan) {
-		pause(t.Context(), time.Until(start.Add(s.at+late)))
-		began := time.Now()
+	carryOut(t.Context(), plan, lasts, func(s chaosStep) {
 		c.watch(t)
 		if s.begins {
 			if strings.HasPrefix(s.target, "epp") {
@@ -447,8 +443,7 @@ func (c *chaosStack) follow(t *testing.T, plan []chaosAction) (done []chaosDone)
 			i := slices.IndexFunc(done, func(d chaosDone) bool { return d.action == s.chaosAction })
 			done[i].end = time.Now()
 		}
-		late += time.Since(began)
-	}
+	})
 	return done
 }
 
