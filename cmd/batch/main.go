@@ -173,7 +173,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return err
 	}
 	defer data.close()
-	metrics := boot.NewRegistry()
+	metrics := boot.NewRegistry(std)
 	address, err := cfg.Upstream.config(log)
 	if err != nil {
 		return err

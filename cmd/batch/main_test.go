@@ -98,7 +98,7 @@ func TestReady(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	probe := boot.Operations(boot.NewRegistry(), func() error { return d.ready(t.Context()) })
+	probe := boot.Operations(boot.NewRegistry(boot.IO{}), func() error { return d.ready(t.Context()) })
 	status := func() int {
 		w := httptest.NewRecorder()
 		probe.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))

@@ -31,7 +31,7 @@ const takeover = 2 * time.Second
 
 // start makes the picker, opens its ports and serves until ctx ends.
 func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.Telemetry, cfg settings) (err error) {
-	registry := boot.NewRegistry()
+	registry := boot.NewRegistry(std)
 	picker, err := newPicker(cfg, std.Env, log, registry)
 	if err != nil {
 		return err

@@ -157,7 +157,7 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 
 // start makes the sidecar, opens its ports and serves until ctx ends.
 func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.Telemetry, cfg config) error {
-	metrics := boot.NewRegistry()
+	metrics := boot.NewRegistry(std)
 	metrics.MustRegister(netdev.New())
 	var unusable error
 	cfg.Secure.open(&cfg.Sidecar, log, func(flag, format string, args ...any) {

@@ -21,5 +21,5 @@
 // environment variables and the keys of the config file (see [Program.Load]).
 //
 // boot knows no component of Tandem and no meaning of a flag beyond logging. It starts nothing by itself. It keeps no global
-// state except OpenTelemetry's error handler, which the SDK offers only globally.
+// state except OpenTelemetry's error handler and the outputs of Go's and gRPC's loggers, which are global.
 package boot

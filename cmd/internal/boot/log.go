@@ -1,7 +1,9 @@
 package boot
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"strconv"
 	"strings"
@@ -14,13 +16,26 @@ type Log struct {
 	Format LogFormat `flag:"log-format" alias:"zap-encoder" arg:"FORMAT" help:"form of the log: text or json"`
 }
 
-// New makes the logger on stderr; stdout belongs to the ready line.
+// New makes the logger on stderr; stdout belongs to the ready line. In a program that [Main] runs, no call of the logger waits for
+// stderr: lines that it does not take in time are dropped.
 func (l Log) New(std IO) *slog.Logger {
+	if std.logs == nil {
+		return l.to(std.Stderr)
+	}
+	std.logs.tellDropped(func(lines uint64) []byte {
+		var text bytes.Buffer
+		l.to(&text).Warn("log lines were dropped, because stderr did not take them in time", "lines", lines)
+		return text.Bytes()
+	})
+	return l.to(std.logs)
+}
+
+func (l Log) to(w io.Writer) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: slog.Level(l.Level)}
 	if l.Format == "json" {
-		return slog.New(slog.NewJSONHandler(std.Stderr, opts))
+		return slog.New(slog.NewJSONHandler(w, opts))
 	}
-	return slog.New(slog.NewTextHandler(std.Stderr, opts))
+	return slog.New(slog.NewTextHandler(w, opts))
 }
 
 // LogLevel is a slog level that can also be read from llm-d's numeric verbosities. The zero value is info.

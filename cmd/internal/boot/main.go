@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"google.golang.org/grpc/grpclog"
 )
 
 // Exit codes of every Tandem program.
@@ -61,6 +64,7 @@ type IO struct {
 	Stdin  io.Reader
 	Stdout io.Writer // the ready line and what the user asked for
 	Stderr io.Writer // logs and errors
+	logs   *logQueue // in front of Stderr; nil: none
 	// Env looks up an environment variable. Nil means that none is set.
 	Env func(key string) (value string, ok bool)
 }
@@ -84,9 +88,17 @@ func Main(f Func) {
 		Stdin:  os.Stdin,
 		Stdout: os.Stdout,
 		Stderr: os.Stderr,
+		logs:   &logQueue{out: os.Stderr},
 		Env:    os.LookupEnv,
 	}
-	os.Exit(Run(context.Background(), std, os.Args[1:], f))
+	// What libraries write to stderr themselves must not wait for it either: net/http to Go's log, gRPC to a logger of its own.
+	log.SetOutput(std.logs)
+	if std.env("GRPC_GO_LOG_SEVERITY_LEVEL") == "" {
+		grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, std.logs)) // errors, as by default
+	}
+	code := Run(context.Background(), std, os.Args[1:], f)
+	std.logs.flush(exitLimit)
+	os.Exit(code)
 }
 
 // Run runs f and returns the exit code. The first SIGINT or SIGTERM cancels f's context. On a second one Run returns at
@@ -132,6 +144,10 @@ func report(std IO, err error) int {
 	if errors.As(err, &exit) && exit.Err == nil {
 		return exit.Code
 	}
-	fmt.Fprintf(std.Stderr, "%s: %v\n", std.Name, err)
+	to := std.Stderr
+	if std.logs != nil {
+		to = std.logs
+	}
+	fmt.Fprintf(to, "%s: %v\n", std.Name, err)
 	return exit.Code
 }

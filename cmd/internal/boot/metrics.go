@@ -5,9 +5,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// NewRegistry returns a metrics registry with the metrics that every program has: the Go runtime, the process, and
-// tandem_build_info.
-func NewRegistry() *prometheus.Registry {
+// NewRegistry returns a metrics registry with the metrics that every program has: the Go runtime, the process,
+// tandem_build_info, and tandem_log_dropped_total.
+func NewRegistry(std IO) *prometheus.Registry {
 	v := ReadVersion()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "tandem_build_info",
@@ -16,7 +16,11 @@ func NewRegistry() *prometheus.Registry {
 	})
 	info.Set(1)
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(info, collectors.NewGoCollector(),
+	dropped := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "tandem_log_dropped_total",
+		Help: "Lines of the log that were dropped because stderr did not take them in time.",
+	}, func() float64 { return float64(std.logs.lost()) })
+	registry.MustRegister(info, dropped, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return registry
 }

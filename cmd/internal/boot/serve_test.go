@@ -55,7 +55,7 @@ func TestOperationsAndAdmin(t *testing.T) {
 	var notReady error
 	ops, admin := listen(t), listen(t)
 	stop := start(t,
-		Service{Name: "operations", Listener: ops, Handler: Operations(NewRegistry(), func() error { return notReady })},
+		Service{Name: "operations", Listener: ops, Handler: Operations(NewRegistry(IO{}), func() error { return notReady })},
 		Service{Name: "admin", Listener: admin, Handler: Admin()})
 	base, adminBase := "http://"+ops.Addr().String(), "http://"+admin.Addr().String()
 
@@ -151,7 +151,7 @@ func TestServeTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := listen(t)
-	stop := start(t, Service{Name: "metrics", Listener: l, Handler: Operations(NewRegistry(), func() error { return nil }), TLS: config})
+	stop := start(t, Service{Name: "metrics", Listener: l, Handler: Operations(NewRegistry(IO{}), func() error { return nil }), TLS: config})
 	if status, _ := get(t, "https://"+l.Addr().String()+"/livez", trusting(t, config.Certificates[0])); status != 200 {
 		t.Errorf("status %d over TLS", status)
 	}
@@ -161,7 +161,7 @@ func TestServeTLS(t *testing.T) {
 }
 
 func TestBuildInfoLabels(t *testing.T) {
-	families, err := NewRegistry().Gather()
+	families, err := NewRegistry(IO{}).Gather()
 	if err != nil {
 		t.Fatal(err)
 	}

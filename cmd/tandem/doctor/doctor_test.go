@@ -105,7 +105,7 @@ func TestCountsNothing(t *testing.T) {
 	p := healthy()
 	var generates atomic.Int64
 	for i := range p.members {
-		p.members[i].metrics = boot.NewRegistry()
+		p.members[i].metrics = boot.NewRegistry(boot.IO{})
 		p.members[i].front = func(engine http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.Method == http.MethodPost {

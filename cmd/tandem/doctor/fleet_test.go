@@ -150,7 +150,7 @@ func (m *member) sidecar(t *testing.T, engine string) string {
 	cfg.Trust.Allow = []intake.AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.0/8")}}
 	registry := m.metrics
 	if registry == nil {
-		registry = boot.NewRegistry()
+		registry = boot.NewRegistry(boot.IO{})
 	}
 	s, err := sidecar.New(cfg, sidecar.Telemetry{Log: slog.New(slog.DiscardHandler), Metrics: registry,
 		Tracer: noop.NewTracerProvider().Tracer(""), Propagator: propagation.NewCompositeTextMapPropagator()})

@@ -241,7 +241,7 @@ func startPod(t *testing.T) pod {
 	cfg := sidecar.Defaults()
 	engine := netip.MustParseAddrPort(addrOf(p.engine.URL))
 	cfg.Engine.Host, cfg.Engine.Port = engine.Addr().String(), int(engine.Port())
-	registry := boot.NewRegistry()
+	registry := boot.NewRegistry(boot.IO{})
 	s, err := sidecar.New(cfg, sidecar.Telemetry{Log: slog.New(slog.DiscardHandler), Metrics: registry,
 		Tracer: noop.NewTracerProvider().Tracer(""), Propagator: propagation.NewCompositeTextMapPropagator()})
 	if err != nil {
