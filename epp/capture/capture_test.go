@@ -1,8 +1,10 @@
 package capture
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -388,9 +390,56 @@ func TestFullQueue(t *testing.T) {
 	if lost := r.dropped(); lost["request"] != 11 || recorder.waiting.Load() != queuedBytes {
 		t.Errorf("dropped %v, want 11 requests; %d bytes wait", lost, recorder.waiting.Load())
 	}
+	few := &pool{&epp.Snapshot{Version: 1, Loads: make([]epp.Load, 1)}}
+	recorder.loads.Store(queuedLoads)
+	recorder.Watch(few).Snapshot()
+	if lost := r.dropped(); lost["load"] != 1 || recorder.loads.Load() != queuedLoads {
+		t.Errorf("dropped %v, want 1 load; %d wait", lost, recorder.loads.Load())
+	}
+	recorder.loads.Store(0)
+	many := &pool{&epp.Snapshot{Version: 2, Loads: make([]epp.Load, queuedLoads+1)}} // more than the bound in one
+	recorder.Watch(many).Snapshot()
+	if lost := r.dropped(); lost["load"] != 1 || recorder.loads.Load() != queuedLoads+1 {
+		t.Errorf("dropped %v, want 1 load; %d wait", lost, recorder.loads.Load())
+	}
+	<-recorder.queue
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	recorder.Run(ctx)
+}
+
+// While the disk of the file stalls, requests go on. What the queue cannot hold is dropped, and the rest is written later.
+func TestStalledFile(t *testing.T) {
+	r := start(t, func(o *Options) { o.MaxBytes = 1 << 40 })
+	disk, file, err := os.Pipe() // it takes 64 KiB until it is read
+	must(t, err)
+	must(t, r.recorder.writer.file.close())
+	r.recorder.writer.file.open = file
+	sent := 0
+	for len(r.dropped()) == 0 {
+		for range 100 {
+			r.pool.set(float64(sent%4), "decode", "prefill")
+			d := r.pick(asked(160))
+			d.Reservation.End()
+			r.recorder.Observe(&epp.Outcome{API: pd.APIChat, Status: 200, Decision: d, Duration: time.Second})
+			sent++
+		}
+	}
+	var text []byte
+	var reading sync.WaitGroup
+	reading.Go(func() { text, err = io.ReadAll(disk) })
+	r.stop() // which closes the file
+	reading.Wait()
+	must(t, err)
+	must(t, disk.Close())
+	c, err := Read(bytes.NewReader(text), func(err error) error { return err })
+	must(t, err)
+	if lost := r.dropped(); len(c.Requests) != sent-lost["request"] || lost["write"] > 0 || sent < 1000 {
+		t.Errorf("%d of %d requests are captured, dropped: %v", len(c.Requests), sent, lost)
+	}
+	if blocks, loads := r.recorder.waiting.Load(), r.recorder.loads.Load(); blocks != 0 || loads != 0 {
+		t.Errorf("%d bytes of blocks and %d loads wait", blocks, loads)
+	}
 }
 
 // A file that cannot be written costs lines, and no more. When it can be, the capture goes on.

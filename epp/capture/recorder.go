@@ -28,6 +28,7 @@ type Options struct {
 type Recorder struct {
 	queue    chan message
 	waiting  atomic.Int64  // bytes of blocks in the queue
+	loads    atomic.Int64  // loads of the snapshots in the queue
 	snapshot atomic.Uint64 // the latest that was queued
 	records  sync.Pool     // of *record
 	writer   *writer
@@ -39,6 +40,9 @@ const (
 	queued = 8192
 	// queuedBytes bounds the blocks of prompts among them.
 	queuedBytes = 16 << 20
+	// queuedLoads bounds the loads of snapshots among them, of some 300 bytes each: a pool of thousands of endpoints has fifty
+	// snapshots a second, and while the disk stalls none of them is freed.
+	queuedLoads = 100_000
 )
 
 // message is what the writer is told: one of these.
@@ -120,9 +124,20 @@ type watched struct {
 func (w watched) Snapshot() *epp.Snapshot {
 	s := w.Snapshots.Snapshot()
 	if last := w.recorder.snapshot.Load(); s.Version > last && w.recorder.snapshot.CompareAndSwap(last, s.Version) {
-		w.recorder.tell(message{snapshot: s}, "load")
+		w.recorder.note(s)
 	}
 	return s
+}
+
+// note queues a snapshot.
+func (r *Recorder) note(s *epp.Snapshot) {
+	own := int64(len(s.Loads))
+	if all := r.loads.Add(own); all > queuedLoads && all > own {
+		r.metrics.drop("load")
+	} else if r.tell(message{snapshot: s}, "load") {
+		return
+	}
+	r.loads.Add(-own)
 }
 
 // Scheduler is what the ext-proc server asks.

@@ -91,6 +91,7 @@ func (w *writer) take(m message) {
 		w.header.At = w.micros(m.at)
 		w.told = false
 	case m.snapshot != nil:
+		w.recorder.loads.Add(-int64(len(m.snapshot.Loads)))
 		w.read(m.snapshot)
 	case m.record != nil:
 		w.recorder.waiting.Add(-int64(len(m.record.blocks)) * 8)
