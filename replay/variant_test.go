@@ -135,6 +135,65 @@ func TestVariantSizes(t *testing.T) {
 	}
 }
 
+// TestVariantSizesOfBothRoles: of a pool with prefill engines, each variant of both roles is sized, and the busy ones that are too few are to become more.
+func TestVariantSizesOfBothRoles(t *testing.T) {
+	o := options(t, 2048, "2P+4D")
+	o.Variants = []Variant{
+		{Name: "l40s", Engines: []string{"decode-0"}, Cost: 1, Kind: kindNamed(t, "llama-8b-l40s")},
+		{Name: "h100", Engines: []string{"decode-*"}, Cost: 4, Kind: kindNamed(t, "llama-8b-h100")},
+		{Name: "l40s-prefill", Engines: []string{"prefill-0"}, Cost: 1, Kind: kindNamed(t, "llama-8b-l40s")},
+		{Name: "h100-prefill", Engines: []string{"prefill-*"}, Cost: 4, Kind: kindNamed(t, "llama-8b-h100")},
+	}
+	var err error
+	if o.Config, err = config.Parse([]byte(bothSized), plugin.Table); err != nil {
+		t.Fatal(err)
+	}
+	trace := twoClasses()
+	for i := range trace.Requests {
+		trace.Requests[i].Due /= 2 // ten requests a second
+		trace.Requests[i].Class = min(1, i%4)
+		trace.Requests[i].Output = 400
+	}
+	shares := replayed(t, o, trace).Shares(SLO{})
+	for i, most := range []int{20, 2, 20, 2} { // three of four requests may wait
+		if s := &shares[i]; s.Desired < 1 || s.Desired > most {
+			t.Errorf("%d engines of %s are wanted, of which there are %d", s.Desired, s.Variant, s.Engines)
+		}
+	}
+	if shares[0].Desired <= 1 {
+		t.Errorf("%d cheap decode engines are wanted, want more", shares[0].Desired)
+	}
+}
+
+// bothSized is a configuration that sizes variants of both roles.
+const bothSized = `
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: disagg-profile-handler, parameters: {deciders: {prefill: cost-pd-decider}}}
+- {type: cost-pd-decider}
+- {type: decode-filter}
+- {type: prefill-filter}
+- {type: cheapest-variant-filter, parameters: {costs: {l40s: 1, h100: 4, l40s-prefill: 1, h100-prefill: 4}, predictions: [tpot]}}
+- {type: active-request-scorer}
+- {type: token-load-scorer}
+- {type: max-score-picker}
+- type: replica-sizer
+  parameters:
+    attainment: 0.95
+    stabilizationWindowSeconds: 60
+    variants:
+    - {variant: h100, ttftMs: 1000, tpotMs: 18, variantCost: 4, minReplicas: 1, maxReplicas: 20}
+    - {variant: l40s, ttftMs: 10000, tpotMs: 100, variantCost: 1, minReplicas: 1, maxReplicas: 20}
+    - {variant: h100-prefill, role: prefill, ttftMs: 1000, variantCost: 4, minReplicas: 1, maxReplicas: 20}
+    - {variant: l40s-prefill, role: prefill, ttftMs: 10000, variantCost: 1, minReplicas: 1, maxReplicas: 20}
+schedulingProfiles:
+- name: decode
+  plugins: [{pluginRef: decode-filter}, {pluginRef: cheapest-variant-filter}, {pluginRef: active-request-scorer}, {pluginRef: max-score-picker}]
+- name: prefill
+  plugins: [{pluginRef: prefill-filter}, {pluginRef: cheapest-variant-filter}, {pluginRef: token-load-scorer}, {pluginRef: max-score-picker}]
+`
+
 // TestVariantProblems lists pools that cannot be.
 func TestVariantProblems(t *testing.T) {
 	for _, tc := range []struct {

@@ -27,22 +27,26 @@ type ReplicaSizer struct {
 	Prefill SizedRole `yaml:"prefill"`
 	// Decode are the replicas that generate answers, also those that compute prompts too.
 	Decode SizedRole `yaml:"decode"`
-	// Variants has a size computed for each of several variants of the replicas that generate answers, in place of decode: see
-	// cheapest-variant-filter. It is for pools without prefill replicas, so prefill.maxReplicas must be 0. Default: none.
+	// Variants has a size computed for each of several variants of a role, in place of that of the role: see cheapest-variant-filter. A role
+	// of which none is here has one size. A pool without prefill replicas needs prefill.maxReplicas to be 0. Default: none.
 	Variants []SizedVariant `yaml:"variants"`
 	// VariantLabel is the label of pods that names their variant, with variants. Default llm-d.ai/variant.
 	VariantLabel string `yaml:"variantLabel"`
 }
 
-// SizedVariant is what replica-sizer is told of the replicas of one variant. The cheapest variant that is sized for what a request wants counts it,
-// whichever serves it; the dearest one counts those for which none is.
+// SizedVariant is what replica-sizer is told of the replicas of one variant. The cheapest variant of a role that is sized for what a request wants
+// counts it, whichever serves it; the dearest one counts those for which none is. What maxReplicas does not suffice for, the next dearer one counts, and
+// all of it if that has been cheaper by a tenth for stabilizationWindowSeconds.
 type SizedVariant struct {
 	// Variant is the value of the pods' label, and of the label variant, or variant_name, of the metrics.
 	Variant string `yaml:"variant"`
+	// Role is decode (replicas that generate answers, also those that compute prompts too) or prefill (those that only compute prompts).
+	// Default decode.
+	Role string `yaml:"role"`
 	// TTFTMs is the time to first token, in milliseconds, that the variant is sized to give: it counts requests that want no less. Default:
 	// that of the plugin.
 	TTFTMs float64 `yaml:"ttftMs"`
-	// TPOTMs is the time for each further token, likewise.
+	// TPOTMs is the time for each further token, likewise. Variants of prefill have none.
 	TPOTMs float64 `yaml:"tpotMs"`
 	// MinReplicas is the smallest number of replicas. Without flow control some variant should have one: requests that find no pod are refused.
 	// Default 0.
@@ -124,9 +128,6 @@ func (p *ReplicaSizer) variantProblems(report epp.Report) {
 	if len(p.Variants) == 0 {
 		return
 	}
-	if p.Prefill.MaxReplicas > 0 {
-		report("variants", "are for pools without prefill replicas: prefill.maxReplicas must be 0, got %d", p.Prefill.MaxReplicas)
-	}
 	if p.VariantLabel == "" {
 		report("variantLabel", "must not be empty with variants")
 	}
@@ -138,8 +139,14 @@ func (p *ReplicaSizer) variantProblems(report epp.Report) {
 				report(field(name), "must be from %v to %v, got %v", least, most, value)
 			}
 		}
-		if v.Variant == "" || slices.ContainsFunc(p.Variants[:i], func(other SizedVariant) bool { return other.Variant == v.Variant }) {
+		if v.Variant == "" || slices.ContainsFunc(p.Variants[:i], func(other SizedVariant) bool { return other.Variant == v.Variant }) || v.Variant == p.opposite(v.Role) {
 			report(field("variant"), "must be a name that no other variant has, got %q", v.Variant)
+		}
+		if v.Role != "" && v.Role != roleDecode && v.Role != rolePrefill {
+			report(field("role"), "must be decode or prefill, got %q", v.Role)
+		}
+		if v.Role == rolePrefill && v.TPOTMs != 0 {
+			report(field("tpotMs"), "must not be set with the role prefill, whose replicas generate no further tokens; got %v", v.TPOTMs)
 		}
 		within("ttftMs", v.TTFTMs, 0, longestGoalMs)
 		within("tpotMs", v.TPOTMs, 0, longestGoalMs)
@@ -150,6 +157,34 @@ func (p *ReplicaSizer) variantProblems(report epp.Report) {
 			report(field("variantCost"), "must be more than 0 and at most %v, got %v", highestCost, v.VariantCost)
 		}
 	}
+}
+
+// Values of a variant's role.
+const (
+	roleDecode  = "decode"
+	rolePrefill = "prefill"
+)
+
+// of returns the variants of a role, the cheapest first.
+func (p *ReplicaSizer) of(role string) (all []SizedVariant) {
+	for _, v := range p.Variants {
+		if cmp.Or(v.Role, roleDecode) == role {
+			all = append(all, v)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b SizedVariant) int { return cmp.Compare(a.VariantCost, b.VariantCost) })
+	return all
+}
+
+// opposite returns what the metrics call the replicas of the other role than one, if that role has one size; "" if it has not.
+func (p *ReplicaSizer) opposite(role string) string {
+	switch {
+	case role == rolePrefill && len(p.of(roleDecode)) == 0:
+		return p.Decode.variant(roleDecode)
+	case role != rolePrefill && len(p.of(rolePrefill)) == 0 && p.Prefill.MaxReplicas > 0:
+		return p.Prefill.variant(rolePrefill)
+	}
+	return ""
 }
 
 func (r *SizedRole) variant(role string) string { return cmp.Or(r.Variant, role) }
@@ -166,8 +201,8 @@ func (p *ReplicaSizer) Build(b *epp.Builder) (any, error) {
 		return p.sizeVariants(b), nil
 	}
 	c := scale.Config{
-		Objective: scale.Objective{TTFT: fromSeconds(p.TTFTMs / 1000), TPOT: fromSeconds(p.TPOTMs / 1000), Share: p.Attainment},
-		Prefill:   p.Prefill.config("prefill"), Decode: p.Decode.config("decode"),
+		Objective: p.objective(),
+		Prefill:   p.Prefill.config(rolePrefill), Decode: p.Decode.config(roleDecode),
 		Window: fromSeconds(p.StabilizationWindowSeconds),
 	}
 	state := epp.Kept(b.Keep, "replica-sizer", func() *scale.State { return new(scale.State) })
@@ -178,13 +213,27 @@ func (p *ReplicaSizer) Build(b *epp.Builder) (any, error) {
 const usualReady = 120
 
 func (p *ReplicaSizer) sizeVariants(b *epp.Builder) *scale.Variants {
-	c := scale.VariantsConfig{Objective: scale.Objective{TTFT: fromSeconds(p.TTFTMs / 1000), TPOT: fromSeconds(p.TPOTMs / 1000), Share: p.Attainment},
-		Label: p.VariantLabel, Window: fromSeconds(p.StabilizationWindowSeconds)}
-	var states []*scale.State
-	for _, v := range slices.SortedStableFunc(slices.Values(p.Variants), func(a, b SizedVariant) int { return cmp.Compare(a.VariantCost, b.VariantCost) }) {
-		c.Variants = append(c.Variants, scale.Variant{TTFT: fromSeconds(cmp.Or(v.TTFTMs, p.TTFTMs) / 1000), TPOT: fromSeconds(cmp.Or(v.TPOTMs, p.TPOTMs) / 1000),
-			Role: scale.Role{Variant: v.Variant, Min: v.MinReplicas, Max: v.MaxReplicas, Cost: v.VariantCost, Ready: fromSeconds(cmp.Or(v.ReadySeconds, usualReady))}})
-		states = append(states, epp.Kept(b.Keep, "replica-sizer/"+v.Variant, func() *scale.State { return new(scale.State) }))
+	c := scale.VariantsConfig{Objective: p.objective(), Label: p.VariantLabel, Window: fromSeconds(p.StabilizationWindowSeconds),
+		Decode: p.sized(roleDecode), Prefill: p.sized(rolePrefill)}
+	if len(c.Decode) == 0 {
+		c.Decode = []scale.Variant{{Role: p.Decode.config(roleDecode), TTFT: c.TTFT, TPOT: c.TPOT, Any: true}}
 	}
-	return scale.NewVariants(c, states, latency.Of(b), b.Clock())
+	if len(c.Prefill) == 0 && p.Prefill.MaxReplicas > 0 {
+		c.Prefill = []scale.Variant{{Role: p.Prefill.config(rolePrefill), Any: true}}
+	}
+	state := epp.Kept(b.Keep, "replica-sizer/variants", func() *scale.VariantsState { return new(scale.VariantsState) })
+	return scale.NewVariants(c, state, latency.Of(b), b.Clock())
+}
+
+func (p *ReplicaSizer) objective() scale.Objective {
+	return scale.Objective{TTFT: fromSeconds(p.TTFTMs / 1000), TPOT: fromSeconds(p.TPOTMs / 1000), Share: p.Attainment}
+}
+
+// sized returns the variants of a role, the cheapest first.
+func (p *ReplicaSizer) sized(role string) (all []scale.Variant) {
+	for _, v := range p.of(role) {
+		all = append(all, scale.Variant{TTFT: fromSeconds(cmp.Or(v.TTFTMs, p.TTFTMs) / 1000), TPOT: fromSeconds(cmp.Or(v.TPOTMs, p.TPOTMs) / 1000),
+			Role: scale.Role{Variant: v.Variant, Min: v.MinReplicas, Max: v.MaxReplicas, Cost: v.VariantCost, Ready: fromSeconds(cmp.Or(v.ReadySeconds, usualReady))}})
+	}
+	return all
 }

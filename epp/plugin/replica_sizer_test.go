@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -70,5 +71,28 @@ func TestReplicaSizerOutlivesAReload(t *testing.T) {
 	clock.run()
 	if got := lower.Sizes()[0]; got.Desired != 30 {
 		t.Errorf("with 30 replicas at most %+v", got)
+	}
+}
+
+// TestReplicaSizerSizesVariants: each variant has a size, and a role without variants has one.
+func TestReplicaSizerSizesVariants(t *testing.T) {
+	const cheap, dear = "{variant: cheap, maxReplicas: 3, variantCost: 1}", "{variant: dear, maxReplicas: 3, variantCost: 4}"
+	const short = "{variant: short, role: prefill, maxReplicas: 3, variantCost: 2}"
+	for _, tc := range []struct{ name, parameters, want string }{
+		{"decode alone", "{prefill: {maxReplicas: 0}, variants: [" + dear + ", " + cheap + "]}", "decode/cheap decode/dear"},
+		{"decode, with prefill pods", "{variants: [" + dear + ", " + cheap + "]}", "decode/cheap decode/dear prefill/prefill"},
+		{"prefill", "{variants: [" + short + "]}", "decode/decode prefill/short"},
+		{"both", "{variants: [" + short + ", " + cheap + "]}", "decode/cheap prefill/short"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := build[*scale.Variants](t, "replica-sizer", tc.parameters)
+			var got []string
+			for _, one := range s.Sizes() {
+				got = append(got, one.Role+"/"+one.Variant)
+			}
+			if names := strings.Join(got, " "); names != tc.want {
+				t.Errorf("sizes of %s, want %s", names, tc.want)
+			}
+		})
 	}
 }

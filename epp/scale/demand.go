@@ -141,6 +141,82 @@ func (m *mix) load() (l Load) {
 	return l
 }
 
+// demand is what was learnt of some requests: how many come, and what they are like. The zero value knows of none.
+type demand struct {
+	picks   picks
+	mix     mix
+	counts  []float64 // requests of the latest intervals, also those that wait
+	waiting int       // requests at the end of the latest interval
+}
+
+// inFlight is the requests that endpoints have at the end of an interval.
+type inFlight struct {
+	all, own  int     // of all pickers, and of this one
+	answering float64 // of all, those whose answers are generated
+}
+
+// end closes an interval that took so long, at whose end so many requests wait in the picker.
+func (d *demand) end(took time.Duration, waiting int, f inFlight) {
+	d.mix.fade(d.aging(took))
+	// Those that wait have come, and those that were picked for may have come before.
+	came := max(0, d.mix.take(&d.picks)+float64(waiting-d.waiting))
+	d.waiting = waiting
+	d.counts = append(d.counts, came*Interval.Seconds()/took.Seconds())
+	d.counts = d.counts[max(0, len(d.counts)-longest):]
+	d.mix.intervals++
+	d.mix.allInFlight += float64(f.all)
+	d.mix.ownInFlight += float64(f.own)
+	d.mix.answering += f.answering
+}
+
+// wellKnown is how many requests, of half the weight or more, tell what requests are like.
+const wellKnown = 300
+
+// aging returns by how much a mix ages in a time: less than that where few requests come, which would else tell little.
+func (d *demand) aging(took time.Duration) time.Duration {
+	rate := trendOf(d.counts).level / Interval.Seconds()
+	slower := max(1, min(wellKnown/(mixHalfLife.Seconds()*max(rate, 1e-9)), slowest))
+	return time.Duration(float64(took) / slower)
+}
+
+// slowest bounds by how much a mix ages more slowly.
+const slowest = 5
+
+// drain is the time in which what waits is to be served, besides what comes.
+const drain = time.Minute
+
+// Fewer replicas must have been enough for more load before fewer are wanted: by leastMargin, and by so many standard errors of the rate.
+const (
+	leastMargin = 0.1
+	sure        = 2
+)
+
+// present returns the load of now, as far as it has been picked for. What waits tells what prompts are like while none has been.
+func (d *demand) present(waits epp.InFlight) Load {
+	l := d.mix.load()
+	if len(l.Prompts) == 0 && waits.Requests > 0 {
+		l.Prompt = float64(waits.Tokens) / float64(waits.Requests)
+		l.Prompts = []Prompts{{Share: 1, Tokens: l.Prompt}}
+	}
+	t := trendOf(d.counts)
+	l.Rate, l.Burst = t.level/Interval.Seconds()*d.mix.pickers(), t.burst
+	return l
+}
+
+// expect has a load be the one that is expected after a time, with what waits now. It returns by which share the load may be more, as far as is known.
+func (d *demand) expect(l *Load, waits epp.InFlight, after time.Duration) (margin float64) {
+	t := trendOf(d.counts)
+	l.Rate = (t.ahead(after.Seconds()/Interval.Seconds())/Interval.Seconds() + float64(waits.Requests)/drain.Seconds()) * d.mix.pickers()
+	return max(leastMargin, sure*t.unsure())
+}
+
+// more returns a load that is more by a share.
+func (l Load) more(share float64) Load {
+	l.Rate *= 1 + share
+	l.Tokens *= 1 + share
+	return l
+}
+
 // mostPickers bounds how many times as many requests as this picker's come to the pool.
 const mostPickers = 16
 

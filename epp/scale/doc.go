@@ -29,8 +29,10 @@
 //
 // # Variants
 //
-// Of a pool without prefill replicas, several Deployments of one model may have sizes of their own (Variants): a request counts for the cheapest of
-// them that is sized to give it what it wants, whichever serves it.
+// Several Deployments of one model in a role may have sizes of their own (Variants): a request counts for the cheapest of them that is sized to give it
+// what it wants, whichever serves it. What the limit of a variant does not suffice for counts for the next dearer one, and if it has been cheaper
+// all along the window that a dearer one serves all of its requests, these count there. The splits of the prompts are chosen for all decode variants
+// together, so that prefill replicas, which all of them share, are sized for the sum.
 //
 // # Roles
 //

@@ -118,7 +118,7 @@ func (n *needs) most(remote []float64, prefill, decode int, known float64) float
 		if n.rate(remote) == 0 {
 			return true
 		}
-		return prefill > 0 && n.prefills(prefill, remote, n.at(decode, remote).answers, n.mayBeLate(decode, remote))
+		return prefill > 0 && inTime(prefill, []sent{{n, remote, n.at(decode, remote).answers, n.mayBeLate(decode, remote)}})
 	}
 	low, high := known, max(1, 2*known)
 	if known > 0 && !bears(known*(1+borneStep)) {
@@ -164,16 +164,20 @@ func (n *needs) from(split int) []float64 {
 }
 
 func (n *needs) of(remote []float64, split int) Needed {
-	need := Needed{Split: split}
-	if n.Rate <= 0 && n.tokens() <= 0 {
-		return need
-	}
-	need.Decode = smallest(func(replicas int) bool { return n.decodes(replicas, remote) })
-	if n.rate(remote) > 0 {
-		at, may := n.at(need.Decode, remote), n.mayBeLate(need.Decode, remote)
-		need.Prefill = smallest(func(replicas int) bool { return n.prefills(replicas, remote, at.answers, may) })
+	need := Needed{Split: split, Decode: n.decode(remote)}
+	if need.Decode > 0 && n.rate(remote) > 0 {
+		all := []sent{{n, remote, n.at(need.Decode, remote).answers, n.mayBeLate(need.Decode, remote)}}
+		need.Prefill = smallest(func(replicas int) bool { return inTime(replicas, all) })
 	}
 	return need
+}
+
+// decode returns how many decode replicas suffice, given the share of each kind of prompts that goes to prefill.
+func (n *needs) decode(remote []float64) int {
+	if n.Rate <= 0 && n.tokens() <= 0 {
+		return 0
+	}
+	return smallest(func(replicas int) bool { return n.decodes(replicas, remote) })
 }
 
 // smallest looks for it from 1 on, because large numbers take longer to judge.
@@ -235,23 +239,38 @@ func (n *needs) local(remote []float64, answers float64) (q *queue) {
 	return q
 }
 
-// prefills reports whether with so many prefill replicas no more than a share of the prompts is too late. Decode replicas generate so many answers each.
-func (n *needs) prefills(replicas int, remote []float64, answers, mayBeLate float64) bool {
+// sent is the prompts that decode replicas of one kind leave to prefill replicas of one kind.
+type sent struct {
+	*needs              // of the decode replicas
+	remote    []float64 // share of each kind of prompts
+	answers   float64   // that one decode replica generates
+	mayBeLate float64   // share of the prompts
+}
+
+// inTime reports whether with so many prefill replicas no more prompts than may be are too late.
+func inTime(replicas int, all []sent) bool {
 	var q queue
-	for i, p := range n.Prompts {
-		own, _ := n.Prefill.Prompt(p.Tokens, 0)
-		q.add(n.Rate*p.Share*remote[i], own)
+	burst := 0.0 // the mean by the rates, as variances add up
+	for _, s := range all {
+		before := q.rate
+		for i, p := range s.Prompts {
+			own, _ := s.Prefill.Prompt(p.Tokens, 0)
+			q.add(s.Rate*p.Share*s.remote[i], own)
+		}
+		burst += s.Burst * (q.rate - before)
 	}
-	wait := q.wait(replicas, n.Burst)
-	late, all := 0.0, 0.0
-	for i, p := range n.Prompts {
-		if weight := p.Share * remote[i]; weight > 0 {
-			own, idle := n.Prefill.Prompt(p.Tokens, 0)
-			idle += n.Decode.Handoff(p.Tokens, answers)
-			late, all = late+weight*wait.longer(n.patience(idle, own)), all+weight
+	wait := q.wait(replicas, burst/q.rate)
+	late, may := 0.0, 0.0
+	for _, s := range all {
+		for i, p := range s.Prompts {
+			if rate := s.Rate * p.Share * s.remote[i]; rate > 0 {
+				own, idle := s.Prefill.Prompt(p.Tokens, 0)
+				idle += s.Decode.Handoff(p.Tokens, s.answers)
+				late, may = late+rate*wait.longer(s.patience(idle, own)), may+rate*s.mayBeLate
+			}
 		}
 	}
-	return late <= mayBeLate*all
+	return late <= may
 }
 
 // patience returns how long a prompt may wait that takes so long on an idle replica, and so long of that by its own tokens. One that cannot be in

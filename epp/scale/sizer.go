@@ -16,8 +16,6 @@ type Config struct {
 	Objective
 	Prefill, Decode Role
 	Window          time.Duration // how long fewer replicas must have been enough before fewer are wanted
-	// Helps says that the replicas also serve requests that another Sizer counts, so that the answers that run there do not tell what is needed.
-	Helps bool
 }
 
 // Role is the configuration of the replicas of one role.
@@ -51,13 +49,10 @@ const Interval = 15 * time.Second
 
 // State is what outlives a reload of the configuration: what was learnt of the load, and the sizes. It is safe for concurrent use.
 type State struct {
-	picks picks
+	demand // picks need no mutex
 
 	mu              sync.Mutex
 	at              time.Time // of the latest interval
-	mix             mix
-	counts          []float64 // requests of the latest intervals, also those that wait
-	waiting         int       // requests at the end of the latest interval
 	cache           float64   // tokens of the KV cache of a decode endpoint; 0: not known
 	split           int
 	prefill, decode steady
@@ -71,57 +66,23 @@ type State struct {
 // epp.Observer, epp.EndpointObserver, epp.BacklogFollower and prometheus.Collector, and safe for concurrent use.
 type Sizer struct {
 	*State
+	*watch
 	config Config
 	model  *latency.Model
-	clock  epp.Clock
-
-	own       sync.Mutex // guards what follows
-	endpoints map[*epp.Endpoint]bool
-	timer     epp.Timer   // nil: no endpoint has joined yet
-	notify    func()      // nil: nothing is told
-	backlog   epp.Backlog // nil: no request waits
-	closed    bool
 }
 
 // New makes a sizer. The caller closes it.
 func New(c Config, s *State, m *latency.Model, clock epp.Clock) *Sizer {
-	return &Sizer{State: s, config: c, model: m, clock: clock, endpoints: map[*epp.Endpoint]bool{}}
-}
-
-// Notify has changed called whenever sizes were computed.
-func (s *Sizer) Notify(changed func()) {
-	s.own.Lock()
-	defer s.own.Unlock()
-	s.notify = changed
-}
-
-// FollowBacklog implements epp.BacklogFollower.
-func (s *Sizer) FollowBacklog(b epp.Backlog) {
-	s.own.Lock()
-	defer s.own.Unlock()
-	s.backlog = b
-}
-
-// waits returns what waits in the picker.
-func (s *Sizer) waits() epp.InFlight {
-	s.own.Lock()
-	defer s.own.Unlock()
-	if s.backlog == nil {
-		return epp.InFlight{}
-	}
-	return s.backlog.Backlog()
+	z := &Sizer{State: s, config: c, model: m}
+	z.watch = newWatch(clock, z.compute)
+	return z
 }
 
 // Wake tells the sizer that requests have begun to wait. If the pool is scaled to zero, one replica of each role is wanted at once.
 func (s *Sizer) Wake() {
 	now := s.clock.Now()
 	prefill, decode := s.roles()
-	s.own.Lock()
-	if s.timer == nil && !s.closed {
-		s.timer = s.clock.AfterFunc(Interval, s.tick)
-	}
-	notify := s.notify
-	s.own.Unlock()
+	notify := s.begin()
 	s.mu.Lock()
 	woken := len(decode.replicas) == 0 && s.decode.wake(now)
 	if woken && s.config.Prefill.Max > 0 && len(prefill.replicas) == 0 {
@@ -140,26 +101,9 @@ func (s *Sizer) wish(now time.Time) {
 	s.prefillStarts.wish(now, s.prefill.size)
 }
 
-// Close ends the computation of sizes.
-func (s *Sizer) Close() error {
-	s.own.Lock()
-	defer s.own.Unlock()
-	s.closed = true
-	if s.timer != nil {
-		s.timer.Stop()
-	}
-	return nil
-}
-
 // EndpointJoined implements epp.EndpointObserver.
 func (s *Sizer) EndpointJoined(e *epp.Endpoint) {
-	s.own.Lock()
-	s.forget(e)
-	s.endpoints[e] = true
-	if s.timer == nil && !s.closed {
-		s.timer = s.clock.AfterFunc(Interval, s.tick)
-	}
-	s.own.Unlock()
+	s.join(e)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if of := s.startsOf(e); of != nil {
@@ -169,17 +113,11 @@ func (s *Sizer) EndpointJoined(e *epp.Endpoint) {
 
 // EndpointLeft implements epp.EndpointObserver.
 func (s *Sizer) EndpointLeft(e *epp.Endpoint) {
-	s.own.Lock()
-	s.forget(e)
-	replica, last := replicaOf(e), true // of the ranks of a replica
-	for other := range s.endpoints {
-		last = last && replicaOf(other) != replica
-	}
-	s.own.Unlock()
+	last := s.leave(e)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if of := s.startsOf(e); of != nil && last {
-		of.leave(replica)
+		of.leave(replicaOf(e))
 	}
 }
 
@@ -237,15 +175,6 @@ func replicaOf(e *epp.Endpoint) string {
 	return e.Namespace + "/" + e.Pod
 }
 
-// forget removes all versions of an endpoint.
-func (s *Sizer) forget(e *epp.Endpoint) {
-	for other := range s.endpoints {
-		if other.Is(e) {
-			delete(s.endpoints, other)
-		}
-	}
-}
-
 // Picked implements epp.PickObserver. It takes no lock.
 func (s *Sizer) Picked(_ *epp.Round, _ []epp.Candidate, d *epp.Decision) { s.picks.add(d) }
 
@@ -269,30 +198,21 @@ func cacheOf(d *epp.Decision) (tokens float64, ok bool) {
 	return float64(c.Blocks) * float64(c.BlockTokens), c.Blocks > 0 && c.BlockTokens > 0
 }
 
-// tick computes the sizes, and has itself called again.
-func (s *Sizer) tick() {
-	s.compute(s.clock.Now())
-	if notify := s.again(); notify != nil {
-		notify()
-	}
-}
-
-// again sets the timer of the next interval, and returns what is to be called now.
-func (s *Sizer) again() (notify func()) {
-	s.own.Lock()
-	defer s.own.Unlock()
-	if s.closed {
-		return nil
-	}
-	s.timer = s.clock.AfterFunc(Interval, s.tick)
-	return s.notify
-}
-
 // members are the endpoints of one role.
 type members struct {
 	endpoints []*epp.Endpoint
 	replicas  map[string]bool // pods
 	all, own  int             // requests in flight there: of all pickers, and of this one
+}
+
+// add adds an endpoint.
+func (m *members) add(e *epp.Endpoint) {
+	if m.replicas == nil {
+		m.replicas = map[string]bool{}
+	}
+	m.endpoints = append(m.endpoints, e)
+	m.replicas[replicaOf(e)] = true
+	m.all, m.own = m.all+e.InFlight().Requests, m.own+e.Own().Requests
 }
 
 // ranks returns how many endpoints a replica has.
@@ -305,21 +225,14 @@ func (m *members) ranks() int {
 
 // roles returns the endpoints that only compute prompts, and those that generate answers.
 func (s *Sizer) roles() (prefill, decode members) {
-	prefill.replicas, decode.replicas = map[string]bool{}, map[string]bool{}
-	s.own.Lock()
-	defer s.own.Unlock()
-	for e := range s.endpoints {
-		m := &decode
+	s.each(func(e *epp.Endpoint) {
 		switch RoleOf(e) {
-		case "":
-			continue
 		case "prefill":
-			m = &prefill
+			prefill.add(e)
+		case "decode":
+			decode.add(e)
 		}
-		m.endpoints = append(m.endpoints, e)
-		m.replicas[replicaOf(e)] = true
-		m.all, m.own = m.all+e.InFlight().Requests, m.own+e.Own().Requests
-	}
+	})
 	return prefill, decode
 }
 
@@ -355,35 +268,16 @@ func (s *Sizer) compute(now time.Time) {
 		return // a reload has two sizers for a moment
 	}
 	s.at, engines.KVTokens = now, s.cache
-	s.mix.fade(s.aging(took))
 	s.reused.fade(took)
-	// Those that wait have come, and those that were picked for may have come before.
-	came := max(0, s.mix.take(&s.picks)+float64(waits.Requests-s.waiting))
-	s.waiting = waits.Requests
-	s.counts = append(s.counts, came*Interval.Seconds()/took.Seconds())
-	s.counts = s.counts[max(0, len(s.counts)-longest):]
-	s.mix.intervals++
-	s.mix.allInFlight += float64(prefill.all + decode.all)
-	s.mix.ownInFlight += float64(prefill.own + decode.own)
-	s.mix.answering += float64(max(0, decode.all-prefill.all)) // a split request is in flight at both until its prompt is computed
-	load := s.mix.load()
-	if len(load.Prompts) == 0 && waits.Requests > 0 {
-		load.Prompt = float64(waits.Tokens) / float64(waits.Requests)
-		load.Prompts = []Prompts{{Share: 1, Tokens: load.Prompt}}
-	}
-	t := trendOf(s.counts)
-	load.Rate = t.level / Interval.Seconds() * s.mix.pickers()
-	if !s.config.Helps {
-		load.Tokens = s.generated(&load, &engines, len(decode.endpoints))
-	}
+	// A split request is in flight at both until its prompt is computed.
+	s.end(took, waits.Requests, inFlight{prefill.all + decode.all, prefill.own + decode.own, float64(max(0, decode.all-prefill.all))})
+	load := s.present(waits)
+	load.Tokens = s.mix.generated(&load, &engines, len(decode.endpoints))
 	ready := max(s.prefillStarts.median(s.config.Prefill.Ready), s.decodeStarts.median(s.config.Decode.Ready))
-	load.Rate = (t.ahead(ready.Seconds()/Interval.Seconds())/Interval.Seconds() + float64(waits.Requests)/drain.Seconds()) * s.mix.pickers()
-	load.Burst = t.burst
+	margin := s.expect(&load, waits, ready)
 	s.needed = Need(&load, s.config.Objective, &engines, s.split)
 	s.split = s.needed.Split
-	margin := max(leastMargin, sure*t.unsure())
-	load.Rate *= 1 + margin
-	load.Tokens *= 1 + margin
+	load = load.more(margin)
 	more := Need(&load, s.config.Objective, &engines, s.split)
 	follow := func(of *steady, role *Role, m *members, needed, more int) int {
 		r := m.ranks()
@@ -400,37 +294,15 @@ func (s *Sizer) compute(now time.Time) {
 	s.wish(now)
 }
 
-// drain is the time in which what waits is to be served, besides what comes.
-const drain = time.Minute
-
-// Fewer replicas must have been enough for more load before fewer are wanted: by leastMargin, and by so many standard errors of the rate.
-const (
-	leastMargin = 0.1
-	sure        = 2
-)
-
-// wellKnown is how many requests, of half the weight or more, tell what requests are like.
-const wellKnown = 300
-
-// aging returns by how much a mix ages in a time: less than that where few requests come, which would else tell little.
-func (s *Sizer) aging(took time.Duration) time.Duration {
-	rate := trendOf(s.counts).level / Interval.Seconds()
-	slower := max(1, min(wellKnown/(mixHalfLife.Seconds()*max(rate, 1e-9)), slowest))
-	return time.Duration(float64(took) / slower)
-}
-
-// slowest bounds by how much a mix ages more slowly.
-const slowest = 5
-
 // generated returns how many tokens of answers decode endpoints generate in a second: the answers that run by the time of a token. Prompts that
 // are computed there are in flight too, and take time from the answers.
-func (s *Sizer) generated(l *Load, e *Engines, endpoints int) float64 {
-	if endpoints == 0 || s.mix.intervals == 0 {
+func (m *mix) generated(l *Load, e *Engines, endpoints int) float64 {
+	if endpoints == 0 || m.intervals == 0 {
 		return 0
 	}
 	n := needs{Load: l, Engines: e}
 	at := n.at(endpoints, n.seen())
-	running := s.mix.answering/s.mix.intervals - at.computes*float64(endpoints)
+	running := m.answering/m.intervals - at.computes*float64(endpoints)
 	if running <= 0 || at.computes >= 1 {
 		return 0
 	}
@@ -443,19 +315,21 @@ func (s *Sizer) Sizes() []Size {
 	prefill, decode := s.roles()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	size := func(name string, role *Role, of *steady, m *members, needed int, start *starts) Size {
-		one := Size{Role: name, Variant: role.Variant, Current: len(m.replicas), Desired: of.size, Soon: of.soon, Needed: needed, Start: start.median(role.Ready)}
-		if of.begun.IsZero() {
-			one.Desired = max(role.Min, min(one.Current, role.Max))
-			one.Soon = one.Desired
-		}
-		return one
-	}
-	sizes := []Size{size("decode", &s.config.Decode, &s.decode, &decode, s.needed.Decode, &s.decodeStarts)}
+	sizes := []Size{sizeOf("decode", &s.config.Decode, &s.decode, &decode, s.needed.Decode, &s.decodeStarts)}
 	if s.config.Prefill.Max > 0 {
-		sizes = append(sizes, size("prefill", &s.config.Prefill, &s.prefill, &prefill, s.needed.Prefill, &s.prefillStarts))
+		sizes = append(sizes, sizeOf("prefill", &s.config.Prefill, &s.prefill, &prefill, s.needed.Prefill, &s.prefillStarts))
 	}
 	return sizes
+}
+
+// sizeOf returns the size of the replicas of a role, or of one of its variants.
+func sizeOf(name string, role *Role, of *steady, m *members, needed int, start *starts) Size {
+	one := Size{Role: name, Variant: role.Variant, Current: len(m.replicas), Desired: of.size, Soon: of.soon, Needed: needed, Start: start.median(role.Ready)}
+	if of.begun.IsZero() {
+		one.Desired = max(role.Min, min(one.Current, role.Max))
+		one.Soon = one.Desired
+	}
+	return one
 }
 
 // Descriptions of the metrics. HPA and KEDA are configured with the names of llm-d's Workload Variant Autoscaler, and with its older ones.
@@ -473,15 +347,19 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (s *Sizer) Describe(ch chan<- *prometheus.Desc) {
+func (s *Sizer) Describe(ch chan<- *prometheus.Desc) { describe(ch) }
+
+func describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{desiredDesc, neededDesc, startDesc, wvaDesiredDesc, wvaCurrentDesc, infernoDesiredDesc, infernoCurrentDesc} {
 		ch <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (s *Sizer) Collect(ch chan<- prometheus.Metric) {
-	for _, one := range s.Sizes() {
+func (s *Sizer) Collect(ch chan<- prometheus.Metric) { collect(s.Sizes(), ch) }
+
+func collect(sizes []Size, ch chan<- prometheus.Metric) {
+	for _, one := range sizes {
 		for _, m := range []struct {
 			desc   *prometheus.Desc
 			value  float64
