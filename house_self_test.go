@@ -115,6 +115,10 @@ var madeUp = []struct {
 	{"sleep", "on a fake clock", file("pd/a_test.go", "package pd\nfunc f() { synctest.Test(t, func(t *testing.T) { time.Sleep(1) }) }"), ""},
 	{"sleep", "not a test", file("pd/a.go", "package pd\nfunc f() { time.Sleep(1) }"), ""},
 
+	{"wall clock", "a number of the wall clock", file("epp/pool/a.go", "package pool\nvar at = time.Now().UnixNano()"), "epp/pool/a.go calls UnixNano"},
+	{"wall clock", "a moment", file("epp/pool/a.go", "package pool\nvar past = time.Unix(1, 0)"), ""},
+	{"wall clock", "an answer of the simulator", file("sim/api/a.go", "package api\nvar at = time.Now().Unix()"), ""},
+
 	{"init", "function", file("pd/a.go", "package pd\nfunc init() {}"), "pd/a.go declares init()"},
 	{"init", "method", file("pd/a.go", "package pd\nfunc (t T) init() {}"), ""},
 

@@ -70,6 +70,7 @@ var rules = []rule{
 	{"doc.go", "a package says what it is for", checkDocs},
 	{"depth", "packages deeper than three folders are not found", checkDepth},
 	{"sleep", "a test that sleeps is slow, flaky, or both", checkSleep},
+	{"wall clock", "a step of the machine's clock must not reach what requests depend on", checkWallClock},
 	{"init", "what happens at start is written in main", checkInit},
 	{"words", "a reader who opens one file understands plain terms; docs/glossary.md has them", checkWords},
 	{"flags", "a flag that nothing reads promises what does not happen", checkFlags},
@@ -327,6 +328,36 @@ func isSelector(e ast.Expr, pkg, name string) bool {
 	}
 	x, ok := sel.X.(*ast.Ident)
 	return ok && x.Name == pkg
+}
+
+// online are the folders whose code serves requests.
+var online = []string{"pd…", "epp…", "sidecar…", "transfer…", "cmd/epp", "cmd/sidecar", "cmd/keeper", "cmd/internal…"}
+
+// onWallClock are the files of these folders that may read the wall clock as a number.
+var onWallClock = map[string]string{
+	"cmd/internal/boot/follow.go": "times of files are compared for equality",
+	"epp/headroom/window.go":      "a step costs it the samples of ten seconds",
+	"epp/kvfeed/feed.go":          "messages of engines have the time of the engine's clock, which only a metric shows",
+}
+
+// checkWallClock finds times that lose their monotonic reading.
+func checkWallClock(h house) (breaches []string) {
+	for _, s := range h.sources {
+		if s.test || !fitsAny(s.dir, online) || onWallClock[s.path] != "" {
+			continue
+		}
+		ast.Inspect(s.syntax, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) > 0 {
+				return true
+			}
+			if method, ok := call.Fun.(*ast.SelectorExpr); ok && strings.HasPrefix(method.Sel.Name, "Unix") {
+				breaches = append(breaches, s.path+" calls "+method.Sel.Name+" of a time")
+			}
+			return true
+		})
+	}
+	return breaches
 }
 
 func checkInit(h house) (breaches []string) {

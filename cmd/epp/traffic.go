@@ -14,11 +14,12 @@ import (
 type traffic struct {
 	net.Listener
 	open atomic.Int64
-	last atomic.Int64  // when the latest stream began, in ns since 1970; 0 = never
+	made time.Time
+	last atomic.Int64  // when the latest stream began, in ns since made; 0 = never
 	left chan struct{} // has one element after a connection has ended
 }
 
-func newTraffic() *traffic { return &traffic{left: make(chan struct{}, 1)} }
+func newTraffic() *traffic { return &traffic{made: time.Now(), left: make(chan struct{}, 1)} }
 
 // Accept implements net.Listener.
 func (t *traffic) Accept() (net.Conn, error) {
@@ -52,7 +53,7 @@ func (c *countedConn) Close() error {
 // note is a grpc.StreamServerInterceptor.
 func (t *traffic) note(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if info.FullMethod == pickMethod {
-		t.last.Store(time.Now().UnixNano())
+		t.last.Store(int64(time.Since(t.made)))
 	}
 	return handler(srv, stream)
 }
@@ -67,7 +68,7 @@ func (t *traffic) awaitIdle(ctx context.Context, idle, most time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	for t.open.Load() > 0 {
-		if last := time.Unix(0, t.last.Load()); last.After(since) {
+		if last := t.made.Add(time.Duration(t.last.Load())); last.After(since) {
 			since = last
 		}
 		wait := time.Until(since.Add(idle))

@@ -88,6 +88,7 @@ type band struct {
 	clock float64
 	// landmark is when tokens count as they are, for LeastAttained; later ones count more. DeepestFirst measures arrivals from it.
 	landmark time.Time
+	made     time.Time // the band; orderings measure from it
 }
 
 const (
@@ -98,7 +99,7 @@ const (
 )
 
 func newBand(priority int, settings *Band, now time.Time) *band {
-	b := &band{priority: priority, settings: settings, flows: make(map[string]*flow), resting: list.New(), landmark: now}
+	b := &band{priority: priority, settings: settings, flows: make(map[string]*flow), resting: list.New(), landmark: now, made: now}
 	for l := range b.ready {
 		b.ready[l] = heap[*line]{less: b.before, place: func(l *line, i int) { l.index = i }}
 	}
@@ -217,7 +218,7 @@ func (b *band) dueOf(it *item) int64 {
 	if within == 0 {
 		return math.MaxInt64
 	}
-	return it.at.Add(within).UnixNano()
+	return int64(it.at.Add(within).Sub(b.made)) // by the monotonic clock: the wall clock may be set while requests wait
 }
 
 // next returns the item that goes next among the lanes that are open, nil if none waits there.

@@ -13,8 +13,8 @@ const rankedFor = 10 * time.Minute
 // ranking are the priorities that ceilings depend on: 0, those with settings of their own, and those that had requests lately. It is
 // replaced as a whole.
 type ranking struct {
-	priorities []int           // in descending order
-	used       []*atomic.Int64 // by priority: when a request came, in Unix seconds; nil: it always counts
+	priorities []int                        // in descending order
+	used       []*atomic.Pointer[time.Time] // by priority: when a request came, to the second; nil: it always counts
 }
 
 func newRanking(s *Settings) *ranking {
@@ -30,7 +30,7 @@ func (k *ranking) find(priority int) (i int, found bool) {
 }
 
 // with returns a ranking that has one more priority, or k if it has it.
-func (k *ranking) with(priority int, used *atomic.Int64) *ranking {
+func (k *ranking) with(priority int, used *atomic.Pointer[time.Time]) *ranking {
 	i, found := k.find(priority)
 	if found {
 		return k
@@ -41,8 +41,9 @@ func (k *ranking) with(priority int, used *atomic.Int64) *ranking {
 // use notes a request, and reports false if its priority is missing.
 func (k *ranking) use(priority int, now time.Time) bool {
 	i, found := k.find(priority)
-	if found && k.used[i] != nil && k.used[i].Load() != now.Unix() {
-		k.used[i].Store(now.Unix())
+	if found && k.used[i] != nil && now.Sub(*k.used[i].Load()) >= time.Second {
+		latest := now // a copy, so that only this case allocates
+		k.used[i].Store(&latest)
 	}
 	return found
 }
@@ -51,7 +52,7 @@ func (k *ranking) use(priority int, now time.Time) bool {
 // requests of a priority wait.
 func (k *ranking) lately(now time.Time, waits func(priority int) bool) *ranking {
 	unused := func(i int) bool {
-		return k.used[i] != nil && now.Unix()-k.used[i].Load() > int64(rankedFor/time.Second) && !waits(k.priorities[i])
+		return k.used[i] != nil && now.Sub(*k.used[i].Load()) > rankedFor && !waits(k.priorities[i])
 	}
 	some := false
 	for i := range k.priorities {
@@ -81,8 +82,8 @@ func (c *Controller) rank(in *configured, priority int) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	used := &atomic.Int64{}
-	used.Store(now.Unix())
+	used := &atomic.Pointer[time.Time]{}
+	used.Store(&now)
 	c.ranking.Store(c.ranking.Load().with(priority, used))
 }
 

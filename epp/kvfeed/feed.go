@@ -56,6 +56,7 @@ type Feed struct {
 	log     *slog.Logger
 	warn    *loglimit.Limiter
 	clock   epp.Clock
+	made    time.Time // the feed
 	dialer  zmtp.Dialer
 	client  *http.Client
 
@@ -85,7 +86,7 @@ func New(options Options, clock epp.Clock, log *slog.Logger) *Feed {
 	ctx, stop := context.WithCancel(context.Background())
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.Proxy, transport.DisableKeepAlives = nil, true // engines are pods of the cluster, and are asked rarely
-	f := &Feed{options: options, log: log, warn: loglimit.New(log, problemsEvery), clock: clock, dialer: &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive},
+	f := &Feed{options: options, log: log, warn: loglimit.New(log, problemsEvery), clock: clock, made: clock.Now(), dialer: &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive},
 		client: &http.Client{Transport: transport, Timeout: askTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		lag:    newHistogram(lagBounds), ctx: ctx, stop: stop}
 	if seed := kvindex.Seed(rand.Uint64()); options.Names != (kvhash.Algorithm{}) {
@@ -98,6 +99,10 @@ func New(options Options, clock epp.Clock, log *slog.Logger) *Feed {
 	f.bySlot.Store(new([]*member))
 	return f
 }
+
+// now returns the nanoseconds since the feed was made, and one, so that 0 can mean never. It goes by the monotonic clock: the wall clock
+// may be set.
+func (f *Feed) now() int64 { return int64(f.clock.Since(f.made)) + 1 }
 
 // member is an endpoint of the pool.
 type member struct {
@@ -115,7 +120,7 @@ type source struct {
 	pushed  *kvevents.Pushed // nil = the feed connects to it
 	push    sync.Mutex       // held while pushed is used
 	counts  kvevents.Counts
-	heard   atomic.Int64 // when a message was applied last, in Unix nanoseconds; 0 = never
+	heard   atomic.Int64 // when a message was applied last, as Feed.now tells; 0 = never
 	checked atomic.Bool  // its first blocks were looked at: see checkFirst
 	other   atomic.Bool  // its names of blocks are not those that are computed, which was told
 	stop    context.CancelFunc
@@ -133,6 +138,7 @@ func (f *Feed) EndpointJoined(e *epp.Endpoint) {
 	m.sources.Store(new([]*source))
 	if f.options.Presume > 0 {
 		m.presumed.generations = [2]*kvindex.Holder{f.index.Join(), f.index.Join()}
+		m.presumed.since.Store(longAgo)
 	}
 	f.members = append(f.members, m)
 	f.publish()
@@ -247,10 +253,9 @@ func (f *Feed) remove(m *member, s *source) {
 
 // heard notes that a message was applied.
 func (f *Feed) heard(m *member, s *source, b kvevents.Batch) {
-	now := f.clock.Now()
-	s.heard.Store(now.UnixNano())
+	s.heard.Store(f.now())
 	if !b.Replayed { // it may be as old as the engine
-		f.lag.observe(float64(now.UnixMicro())/1e6 - b.At)
+		f.lag.observe(float64(f.clock.Now().UnixMicro())/1e6 - b.At)
 	}
 	if !s.checked.Load() {
 		f.checkFirst(m, s)

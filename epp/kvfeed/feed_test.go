@@ -27,18 +27,23 @@ import (
 
 const size = 16 // tokens in a block
 
-// fakeClock is a clock that is set by hand.
+// fakeClock is a clock that is set by hand. Like a machine's, it may be set to another time, which is not time that passes.
 type fakeClock struct {
-	mu  sync.Mutex
-	now time.Time
+	mu   sync.Mutex
+	now  time.Time
+	step time.Duration
 }
 
 func (c *fakeClock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.now
+	return c.now.Add(c.step)
 }
-func (c *fakeClock) Since(t time.Time) time.Duration           { return c.Now().Sub(t) }
+func (c *fakeClock) Since(t time.Time) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now.Sub(t)
+}
 func (c *fakeClock) AfterFunc(time.Duration, func()) epp.Timer { panic("no timer is needed") }
 func (c *fakeClock) pass(d time.Duration)                      { c.mu.Lock(); c.now = c.now.Add(d); c.mu.Unlock() }
 
@@ -375,6 +380,22 @@ func TestPresume(t *testing.T) {
 	p.wants(t, 1, 4, 0)
 	if all := p.Holds("m", first.Prompt); len(all) != 1 || all[0].Tokens != 4*size || all[0].How != "events" {
 		t.Errorf("%+v", all)
+	}
+}
+
+// TestPresumeWhileTheClockIsSet: the time that a prompt is presumed is time that passes.
+func TestPresumeWhileTheClockIsSet(t *testing.T) {
+	for _, step := range []time.Duration{time.Hour, -2 * time.Hour} {
+		p := newPool(t, Options{Presume: 2 * time.Second}, "10.0.0.1:8000")
+		r := request(ids(1, 10))
+		p.wants(t, 1, 0)
+		p.Presume(r, &r.Prompt, p.endpoints[0])
+		p.clock.mu.Lock()
+		p.clock.step = step
+		p.clock.mu.Unlock()
+		p.wants(t, 1, 10)
+		p.clock.pass(5 * time.Second)
+		p.wants(t, 1, 0)
 	}
 }
 

@@ -1,6 +1,7 @@
 package kvfeed
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -87,7 +88,7 @@ func (f *Feed) Match(r *epp.Request, prompt *epp.Prompt, c []epp.Candidate) (who
 	}
 	members, now := *f.bySlot.Load(), int64(0)
 	if f.options.Presume > 0 {
-		now = f.clock.Now().UnixNano()
+		now = f.now()
 	}
 	for k := range p.chains {
 		chain := &p.chains[k]
@@ -184,7 +185,7 @@ func (f *Feed) Presume(r *epp.Request, prompt *epp.Prompt, e *epp.Endpoint) {
 	if p.request != r { // another request has used the memory since Match
 		f.cut(p, r, prompt)
 	}
-	now := f.clock.Now().UnixNano()
+	now := f.now()
 	for i := range p.chains {
 		if len(p.chains[i].keys) > 0 {
 			m.presumed.add(p.chains[i].keys, now, f.options.Presume)
@@ -198,8 +199,11 @@ type presumed struct {
 	mu          sync.Mutex // held to add
 	generations [2]*kvindex.Holder
 	current     atomic.Int32
-	since       atomic.Int64 // when the current generation began, in Unix nanoseconds
+	since       atomic.Int64 // when the current generation began, as Feed.now tells
 }
+
+// longAgo is before all times that Feed.now tells.
+const longAgo = math.MinInt64 / 2
 
 // add adds the blocks of a prompt.
 func (p *presumed) add(chain []kvindex.Key, now int64, presume time.Duration) {
@@ -251,7 +255,7 @@ func (f *Feed) How(r *epp.Request, e *epp.Endpoint) string {
 	for i := range p.chains {
 		c := &p.chains[i]
 		f.index.Measure(c.keys[:usable(&r.Prompt, c)], &p.depths)
-		if has, presumed := f.blocks(m, &p.depths, f.clock.Now().UnixNano()); has.all()*c.blockTokens > most {
+		if has, presumed := f.blocks(m, &p.depths, f.now()); has.all()*c.blockTokens > most {
 			most, soon = has.all()*c.blockTokens, presumed
 		}
 	}

@@ -59,7 +59,7 @@ func (f *Feed) State() State {
 	for i := range f.checks.found {
 		s.Mismatches[Mismatch(i).String()] = int(f.checks.found[i].Load())
 	}
-	now := f.clock.Now()
+	now := f.now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, m := range f.members {
@@ -75,13 +75,13 @@ func (f *Feed) State() State {
 	return s
 }
 
-func (s *source) state(now time.Time) SourceState {
+func (s *source) state(now int64) SourceState {
 	c := &s.counts
 	state := SourceState{Rank: s.rank, How: s.how, Events: s.from.Events, Replay: s.from.Replay, Connected: c.Connected.Load() > 0,
 		Blocks: s.stream.Holder.Len(), Tiers: map[string]int{}, Age: -1, Stored: c.Stored.Load(), Removed: c.Removed.Load(), Cleared: c.Cleared.Load(),
 		Earlier: c.Earlier.Load(), Lost: c.Lost.Load(), Restarts: c.Restarts.Load(), Skipped: map[string]int{}}
 	if at := s.heard.Load(); at > 0 {
-		state.Age = now.Sub(time.Unix(0, at)).Seconds()
+		state.Age = time.Duration(now - at).Seconds()
 	}
 	for t := range kvindex.Tiers {
 		state.Tiers[epp.Tier(t).String()] = s.stream.Holder.In(t)
@@ -122,7 +122,7 @@ func (u *upTo) in(each int) map[string]int {
 func (f *Feed) Holds(model string, prompt epp.Prompt) []Held {
 	var p pending
 	f.cut(&p, &epp.Request{Model: model}, &prompt)
-	now, all := f.clock.Now().UnixNano(), []Held{}
+	now, all := f.now(), []Held{}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, m := range f.members {

@@ -43,7 +43,8 @@ type tokenService struct {
 	log     *slog.Logger
 	check   *tokenCheck
 
-	tokenizeUntil atomic.Int64 // Unix nanoseconds: until then it is not asked to render
+	made          time.Time    // the service
+	tokenizeUntil atomic.Int64 // nanoseconds since made: until then it is not asked to render
 
 	mu       sync.Mutex
 	failures int           // in a row
@@ -54,7 +55,7 @@ type tokenService struct {
 func newTokenService(base, model string, timeout time.Duration, b *epp.Builder) *tokenService {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.Proxy, transport.MaxIdleConns, transport.MaxIdleConnsPerHost = nil, idleConnections, idleConnections
-	return &tokenService{base: strings.TrimRight(base, "/"), model: model, timeout: timeout, clock: b.Clock(), log: b.Log,
+	return &tokenService{base: strings.TrimRight(base, "/"), model: model, timeout: timeout, clock: b.Clock(), made: b.Clock().Now(), log: b.Log,
 		check:  keptCheck(b, model, checkedService, base),
 		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 }
@@ -140,7 +141,7 @@ func (s *tokenService) ask(ctx context.Context, r *epp.Request) ([]uint32, error
 	if err != nil {
 		return nil, err
 	}
-	if now := s.clock.Now().UnixNano(); now >= s.tokenizeUntil.Load() {
+	if now := int64(s.clock.Since(s.made)); now >= s.tokenizeUntil.Load() {
 		ids, err := s.post(ctx, r.API.Path()+"/render", asked)
 		if !errors.Is(err, errNoRender) {
 			return ids, err
