@@ -6,8 +6,8 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// epoch is when every replay begins.
-var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+// epoch is when every replay begins: a Monday, as the weeks do that loads are spaced in.
+var epoch = time.Date(2026, 1, 5, 0, 0, 0, 0, time.UTC)
 
 // clock runs events in the order of their times, and of those at the same time the one that was added first. It is an epp.Clock.
 type clock struct {

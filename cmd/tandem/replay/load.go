@@ -67,7 +67,15 @@ func (f *loadFlags) source(files []string, seed int, warnings io.Writer) (*sourc
 }
 
 // weekly reports whether requests come in the pattern of a week.
-func (f *loadFlags) weekly() bool { return f.Arrivals == "week" }
+func (f *loadFlags) weekly() bool { return f.Arrivals == "week" || f.Arrivals == "office" }
+
+// week returns the shape of the week.
+func (f *loadFlags) week() workload.WeekShape {
+	if f.Arrivals == "office" {
+		return workload.OfficeWeek
+	}
+	return workload.UsualWeek
+}
 
 // days returns the days of a week that are replayed, from 0.
 func (f *loadFlags) days() (all []int) {
@@ -136,7 +144,7 @@ func (s *source) read(name string, warnings io.Writer) error {
 	case s.trace.Untimed && f.Rate == workload.Rates{} && len(f.Concurrency) == 0:
 		return fmt.Errorf("%s does not say when requests came: use --rate or --concurrency", name)
 	case f.weekly() && s.trace.HasSessions() && f.Sessions:
-		return errors.New("--arrivals=week draws requests at random, and keeps no --sessions")
+		return fmt.Errorf("--arrivals=%s draws requests at random, and keeps no --sessions", s.flags.Arrivals)
 	case f.Sessions && !s.trace.HasSessions():
 		return fmt.Errorf("%s names no sessions: leave out --sessions", name)
 	}
@@ -226,7 +234,7 @@ func (s *source) requests(speed float64, concurrency int) (*replay.Trace, error)
 	}
 	switch {
 	case s.flags.weekly():
-		workload.SpaceWeek(rand.New(rand.NewPCG(s.seed, 3)), calls, s.arrivals.Rates.First, s.flags.days())
+		workload.SpaceWeek(rand.New(rand.NewPCG(s.seed, 3)), calls, s.flags.week(), s.arrivals.Rates.First, s.flags.days())
 	case s.arrivals.Rates != (workload.Rates{}) && concurrency == 0:
 		s.arrivals.Space(rand.New(rand.NewPCG(s.seed, 3)), calls)
 	}
@@ -261,7 +269,7 @@ func (s *source) requests(speed float64, concurrency int) (*replay.Trace, error)
 func (s *source) ofWeek() []workload.Call {
 	n := s.flags.Requests
 	if n == 0 {
-		n = workload.OfWeek(rand.New(rand.NewPCG(s.seed, 3)), s.arrivals.Rates.First, s.flags.days())
+		n = workload.OfWeek(rand.New(rand.NewPCG(s.seed, 3)), s.flags.week(), s.arrivals.Rates.First, s.flags.days())
 	}
 	random := rand.New(rand.NewPCG(s.seed, 0))
 	if s.trace == nil {

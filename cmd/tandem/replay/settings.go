@@ -78,13 +78,13 @@ type networkFlags struct {
 
 type loadFlags struct {
 	Speeds      []float64        `flag:"speed" arg:"FACTOR[,…]" help:"2: requests come, and users think, twice as fast. Several speeds are compared"`
-	Days        []int            `flag:"week-days" arg:"DAY[,…]" help:"of --arrivals=week: the days that are replayed, from 1, one after the other. Default: all seven"`
+	Days        []int            `flag:"week-days" arg:"DAY[,…]" help:"of --arrivals=week and office: the days that are replayed, from 1, one after the other. Default: all seven"`
 	Requests    int              `flag:"requests" arg:"NUMBER" help:"use only the first ones. Default: all of a trace, those of a shape, 1000 without either"`
 	Strict      bool             `flag:"strict" help:"end if a line of the trace cannot be used; otherwise it is named and left out"`
 	Sessions    bool             `flag:"sessions" help:"have the turns of a session, where the trace names sessions, wait for the answer before, and then as long as in the trace"`
 	Shape       string           `flag:"shape" arg:"NAME" help:"synthetic load of a well-known kind instead of a trace, such as chat or b2b-saas; replay.md lists them"`
 	Rate        workload.Rates   `flag:"rate" arg:"NUMBER|FROM-TO" help:"sessions that begin in a second, instead of the arrivals of the trace or the shape; FROM-TO changes evenly. Default without either: 4"`
-	Arrivals    string           `flag:"arrivals" enum:"poisson,constant,week" help:"how they are spaced. week: --rate is the mean of a week with a daily pattern, a quiet weekend, bursts and a flash crowd; lengths of a trace are drawn at random, and nothing is shared. Default: as the shape has them, or poisson"`
+	Arrivals    string           `flag:"arrivals" enum:"poisson,constant,week,office" help:"how they are spaced. week: --rate is the mean of a week with a daily pattern, a quiet weekend, bursts and a flash crowd; office: likewise with ten times the requests from nine to five of working days; lengths of a trace are drawn at random, and nothing is shared. Default: as the shape has them, or poisson"`
 	MaxInput    int              `flag:"max-input-tokens" arg:"TOKENS" help:"leave out the requests of a trace with longer prompts; 0: none"`
 	Concurrency []int            `flag:"concurrency" arg:"NUMBER[,…]" help:"so many sessions run at a time, and when one ends the next begins. Several numbers are compared"`
 	Classes     string           `flag:"classes" arg:"FILE" help:"classes of requests (YAML): shares, priorities, fairness ids, LoRA adapters, objectives"`
@@ -182,7 +182,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	for _, day := range s.Load.Days {
 		p.Require(day >= 1 && day <= 7, "week-days", "must be from 1 to 7, got %d", day)
 	}
-	p.Require(!s.Load.weekly() || s.Load.Rate.First > 0 && s.Load.Rate.First == s.Load.Rate.Last, "arrivals", "week needs the mean of a week as --rate, such as --rate=1")
+	p.Require(!s.Load.weekly() || s.Load.Rate.First > 0 && s.Load.Rate.First == s.Load.Rate.Last, "arrivals", "%s needs the mean of a week as --rate, such as --rate=1", s.Load.Arrivals)
 	for _, n := range s.Load.Concurrency {
 		p.Require(n > 0, "concurrency", "must be positive")
 	}

@@ -27,17 +27,28 @@ const (
 	minute       = 60.0 // seconds in which the rate is taken to be even
 )
 
+// What an office's week is like, as multiples of the rate in its hours.
+const (
+	opens     = 9  // hour of a working day
+	closes    = 17 // likewise
+	outside   = 0.1
+	dayVaries = 0.15 // by so much a day may be busier or quieter than the mean
+)
+
+// WeekShape returns the rate of each minute of a week, in any unit.
+type WeekShape func(r *rand.Rand) []float64
+
 // FlashAt is when the flash crowd of a week begins.
 const FlashAt = 3*24*time.Hour + 11*time.Hour
 
-// SpaceWeek sets when calls are due: as many in a second as rate, over whole weeks, with a daily pattern, a quiet weekend, bursts, and once a
-// week a flash crowd that is five times the usual load. The number of calls says how many weeks, or what part of one, they fill. In each
-// minute they are a Poisson process. Only first turns are counted, as in Arrivals. days are the days of the week that follow one another, from 0.
-func SpaceWeek(r *rand.Rand, calls []Call, rate float64, days []int) {
+// SpaceWeek sets when calls are due: as many in a second as rate, over whole weeks of a shape. The number of calls says how many weeks, or what
+// part of one, they fill. In each minute they are a Poisson process. Only first turns are counted, as in Arrivals. days are the days of the week
+// that follow one another, from 0.
+func SpaceWeek(r *rand.Rand, calls []Call, of WeekShape, rate float64, days []int) {
 	due := 0.0
 	for from := 0; from < len(calls); {
 		expected := r.ExpFloat64()
-		for _, many := range minutes(r, rate, days) {
+		for _, many := range minutes(r, of, rate, days) {
 			for ; expected < many && from < len(calls); from++ {
 				if calls[from].After == 0 {
 					calls[from].Due = time.Duration((due + minute*expected/many) * float64(time.Second))
@@ -51,17 +62,17 @@ func SpaceWeek(r *rand.Rand, calls []Call, rate float64, days []int) {
 }
 
 // OfWeek returns how many calls SpaceWeek spaces in one week, or in some of its days.
-func OfWeek(r *rand.Rand, rate float64, days []int) int {
+func OfWeek(r *rand.Rand, of WeekShape, rate float64, days []int) int {
 	sum := 0.0
-	for _, many := range minutes(r, rate, days) {
+	for _, many := range minutes(r, of, rate, days) {
 		sum += many
 	}
 	return max(1, int(sum))
 }
 
 // minutes returns how many calls are expected in each minute of some days of a week. rate is the mean of the whole week, in a second.
-func minutes(r *rand.Rand, rate float64, days []int) (all []float64) {
-	shape, sum := week(r), 0.0
+func minutes(r *rand.Rand, of WeekShape, rate float64, days []int) (all []float64) {
+	shape, sum := of(r), 0.0
 	for _, v := range shape {
 		sum += v
 	}
@@ -74,8 +85,8 @@ func minutes(r *rand.Rand, rate float64, days []int) (all []float64) {
 	return all
 }
 
-// week returns the rate of each minute of a week.
-func week(r *rand.Rand) []float64 {
+// UsualWeek has a daily pattern, a quiet weekend, bursts, and a flash crowd that is five times the usual load. It is a WeekShape.
+func UsualWeek(r *rand.Rand) []float64 {
 	shape := make([]float64, int(Week.Minutes()))
 	for i := range shape {
 		hour := float64(i) / 60
@@ -85,13 +96,7 @@ func week(r *rand.Rand) []float64 {
 		}
 	}
 	usual := slices.Clone(shape)
-	for range int(burstsADay * 7) {
-		from, lasts := r.IntN(len(shape)), int((burstLeast + time.Duration(r.Float64()*float64(burstLongest-burstLeast))).Minutes())
-		high := burstMost * r.Float64()
-		for i := from; i < min(len(shape), from+lasts); i++ {
-			shape[i] += high * usual[i] * min(1, float64(i-from+1)/burstRise.Minutes())
-		}
-	}
+	addBursts(r, shape)
 	begin := int(FlashAt.Minutes())
 	for i := range int((flashRise + flashLast + flashFall).Minutes()) {
 		at := time.Duration(i) * time.Minute
@@ -99,4 +104,34 @@ func week(r *rand.Rand) []float64 {
 		shape[begin+i] += (flash - 1) * share * usual[begin+i]
 	}
 	return shape
+}
+
+// OfficeWeek has ten times the requests from nine to five of working days that it has at other hours, and bursts. Working days differ by a little. It
+// is a WeekShape.
+func OfficeWeek(r *rand.Rand) []float64 {
+	shape := make([]float64, int(Week.Minutes()))
+	for day := range 7 {
+		level := 1 + dayVaries*(2*r.Float64()-1)
+		for minute := range 24 * 60 {
+			at := day*24*60 + minute
+			shape[at] = outside
+			if day < 5 && minute >= opens*60 && minute < closes*60 {
+				shape[at] = level
+			}
+		}
+	}
+	addBursts(r, shape)
+	return shape
+}
+
+// addBursts adds bursts at random moments of a week.
+func addBursts(r *rand.Rand, shape []float64) {
+	usual := slices.Clone(shape)
+	for range int(burstsADay * 7) {
+		from, lasts := r.IntN(len(shape)), int((burstLeast + time.Duration(r.Float64()*float64(burstLongest-burstLeast))).Minutes())
+		high := burstMost * r.Float64()
+		for i := from; i < min(len(shape), from+lasts); i++ {
+			shape[i] += high * usual[i] * min(1, float64(i-from+1)/burstRise.Minutes())
+		}
+	}
 }

@@ -11,12 +11,12 @@ var wholeWeek = []int{0, 1, 2, 3, 4, 5, 6}
 // TestDaysOfAWeek: some days are as they are in the whole week, and follow one another.
 func TestDaysOfAWeek(t *testing.T) {
 	random := func() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
-	whole, some := minutes(random(), 2, wholeWeek), minutes(random(), 2, []int{3, 5})
+	whole, some := minutes(random(), UsualWeek, 2, wholeWeek), minutes(random(), UsualWeek, 2, []int{3, 5})
 	const day = 24 * 60
 	if len(some) != 2*day || some[0] != whole[3*day] || some[day] != whole[5*day] {
 		t.Errorf("%d minutes, which begin with %v and %v", len(some), some[0], some[day])
 	}
-	if n, want := OfWeek(random(), 2, wholeWeek), int(2*Week.Seconds()); n < want-1 || n > want+1 {
+	if n, want := OfWeek(random(), UsualWeek, 2, wholeWeek), int(2*Week.Seconds()); n < want-1 || n > want+1 {
 		t.Errorf("%d calls in a week, want %d", n, want)
 	}
 }
@@ -36,7 +36,7 @@ func hours(calls []Call) (n []int) {
 func TestSpaceWeek(t *testing.T) {
 	const rate = 0.5
 	calls := make([]Call, int(rate*2*Week.Seconds()))
-	SpaceWeek(rand.New(rand.NewPCG(1, 1)), calls, rate, wholeWeek)
+	SpaceWeek(rand.New(rand.NewPCG(1, 1)), calls, UsualWeek, rate, wholeWeek)
 	for i := 1; i < len(calls); i++ {
 		if calls[i].Due < calls[i-1].Due {
 			t.Fatalf("call %d is due before the one before it", i)
@@ -83,11 +83,27 @@ func TestSpaceWeek(t *testing.T) {
 	}
 }
 
+// TestOfficeWeek: from one minute to the next the rate becomes ten times as high at nine, and falls at five; the weekend is quiet.
+func TestOfficeWeek(t *testing.T) {
+	calls := make([]Call, int(Week.Seconds()))
+	SpaceWeek(rand.New(rand.NewPCG(1, 1)), calls, OfficeWeek, 1, wholeWeek)
+	n := hours(calls)
+	for _, test := range []struct {
+		day, hour   int
+		least, most float64 // times the calls of the hour before
+	}{{0, 9, 6, 16}, {0, 12, 0.5, 2}, {4, 17, 0.05, 0.2}, {5, 9, 0.5, 2}, {6, 17, 0.5, 2}} {
+		at := test.day*24 + test.hour
+		if ratio := float64(n[at]) / float64(n[at-1]); ratio < test.least || ratio > test.most {
+			t.Errorf("day %d has %d calls in the hour from %d:00 and %d before, want %v to %v times as many", test.day, n[at], test.hour, n[at-1], test.least, test.most)
+		}
+	}
+}
+
 // TestWeeksAreReproducible: the same seed gives the same week, another one another.
 func TestWeeksAreReproducible(t *testing.T) {
 	spaced := func(seed uint64) []Call {
 		calls := make([]Call, 1000)
-		SpaceWeek(rand.New(rand.NewPCG(seed, 1)), calls, 0.1, wholeWeek)
+		SpaceWeek(rand.New(rand.NewPCG(seed, 1)), calls, UsualWeek, 0.1, wholeWeek)
 		return calls
 	}
 	if a, b := spaced(1), spaced(1); a[999].Due != b[999].Due {
@@ -101,7 +117,7 @@ func TestWeeksAreReproducible(t *testing.T) {
 // TestLaterTurnsAreNotSpaced: later turns wait for the answer before them.
 func TestLaterTurnsAreNotSpaced(t *testing.T) {
 	calls := []Call{{}, {After: 1}, {}}
-	SpaceWeek(rand.New(rand.NewPCG(1, 1)), calls, 0.01, wholeWeek)
+	SpaceWeek(rand.New(rand.NewPCG(1, 1)), calls, UsualWeek, 0.01, wholeWeek)
 	if calls[0].Due == 0 || calls[1].Due != 0 || calls[2].Due <= calls[0].Due {
 		t.Errorf("%+v", calls)
 	}
