@@ -147,6 +147,9 @@ type demand struct {
 	mix     mix
 	counts  []float64 // requests of the latest intervals, also those that wait
 	waiting int       // requests at the end of the latest interval
+
+	pattern  *pattern // nil: none is learnt
+	foreseen foreseen
 }
 
 // inFlight is the requests that endpoints have at the end of an interval.
@@ -203,11 +206,20 @@ func (d *demand) present(waits epp.InFlight) Load {
 	return l
 }
 
-// expect has a load be the one that is expected after a time, with what waits now. It returns by which share the load may be more, as far as is known.
-func (d *demand) expect(l *Load, waits epp.InFlight, after time.Duration) (margin float64) {
+// expect has a load be the one that is expected after a time, with what waits now, at the end of an interval that took so long. It returns by which share the
+// load may be more, as far as is known.
+func (d *demand) expect(l *Load, waits epp.InFlight, now time.Time, took, after time.Duration) (margin float64) {
 	t := trendOf(d.counts)
-	l.Rate = (t.ahead(after.Seconds()/Interval.Seconds())/Interval.Seconds() + float64(waits.Requests)/drain.Seconds()) * d.mix.pickers()
-	return max(leastMargin, sure*t.unsure())
+	l.Rate = t.ahead(after.Seconds()/Interval.Seconds()) / Interval.Seconds() * d.mix.pickers()
+	margin = max(leastMargin, sure*t.unsure())
+	if usual := d.foresee(l, now, took, after); usual != (amounts{}) {
+		most := l.Rate * (1 + margin)
+		if l.raise(usual); l.Rate > 0 {
+			margin = max(leastMargin, most/l.Rate-1)
+		}
+	}
+	l.Rate += float64(waits.Requests) / drain.Seconds() * d.mix.pickers()
+	return margin
 }
 
 // more returns a load that is more by a share.

@@ -16,6 +16,7 @@ type Config struct {
 	Objective
 	Prefill, Decode Role
 	Window          time.Duration // how long fewer replicas must have been enough before fewer are wanted
+	Pattern         Pattern       // of the time of day; the zero value: sizes do not go by one
 }
 
 // Role is the configuration of the replicas of one role.
@@ -73,6 +74,9 @@ type Sizer struct {
 
 // New makes a sizer. The caller closes it.
 func New(c Config, s *State, m *latency.Model, clock epp.Clock) *Sizer {
+	s.mu.Lock()
+	s.learnPattern(c.Pattern)
+	s.mu.Unlock()
 	z := &Sizer{State: s, config: c, model: m}
 	z.watch = newWatch(clock, z.compute)
 	return z
@@ -274,7 +278,7 @@ func (s *Sizer) compute(now time.Time) {
 	load := s.present(waits)
 	load.Tokens = s.mix.generated(&load, &engines, len(decode.endpoints))
 	ready := max(s.prefillStarts.median(s.config.Prefill.Ready), s.decodeStarts.median(s.config.Decode.Ready))
-	margin := s.expect(&load, waits, ready)
+	margin := s.expect(&load, waits, now, took, ready)
 	s.needed = Need(&load, s.config.Objective, &engines, s.split)
 	s.split = s.needed.Split
 	load = load.more(margin)
@@ -350,13 +354,22 @@ var (
 func (s *Sizer) Describe(ch chan<- *prometheus.Desc) { describe(ch) }
 
 func describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{desiredDesc, neededDesc, startDesc, wvaDesiredDesc, wvaCurrentDesc, infernoDesiredDesc, infernoCurrentDesc} {
+	for _, d := range []*prometheus.Desc{desiredDesc, neededDesc, startDesc, forecastDesc, confidenceDesc, inUseDesc, wvaDesiredDesc, wvaCurrentDesc, infernoDesiredDesc, infernoCurrentDesc} {
 		ch <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (s *Sizer) Collect(ch chan<- prometheus.Metric) { collect(s.Sizes(), ch) }
+func (s *Sizer) Collect(ch chan<- prometheus.Metric) {
+	collect(s.Sizes(), ch)
+	prefill := ""
+	if s.config.Prefill.Max > 0 {
+		prefill = s.config.Prefill.Variant
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.collectPattern(ch, s.config.Decode.Variant, prefill)
+}
 
 func collect(sizes []Size, ch chan<- prometheus.Metric) {
 	for _, one := range sizes {

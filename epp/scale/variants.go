@@ -28,6 +28,7 @@ type VariantsConfig struct {
 	Label           string    // of pods, which names their variant
 	Decode, Prefill []Variant // the cheapest first; no prefill variants: decode replicas compute all prompts
 	Window          time.Duration
+	Pattern         Pattern // as of Config, for each class of requests
 }
 
 // VariantsState is what outlives a reload of the configuration: what was learnt of the load, and the sizes. It is safe for concurrent use. The zero value
@@ -83,7 +84,9 @@ func NewVariants(c VariantsConfig, s *VariantsState, m *latency.Model, clock epp
 			if j < len(c.Prefill) {
 				prefill = c.Prefill[j].Role.Variant
 			}
-			v.classes = append(v.classes, kept(s.demands, c.Decode[i].Role.Variant, prefill))
+			d := kept(s.demands, c.Decode[i].Role.Variant, prefill)
+			d.learnPattern(c.Pattern)
+			v.classes = append(v.classes, d)
 		}
 	}
 	for j := range c.Prefill {
@@ -301,7 +304,7 @@ func (v *Variants) compute(now time.Time) {
 	v.reused.fade(took)
 	n := planner{share: v.config.Share, decode: v.kinds(v.config.Decode, v.decode, decode, decodeRates),
 		prefill: v.kinds(v.config.Prefill, v.prefill, prefill, prefillRates)}
-	margins := v.expect(&n, took, waits, decode, prefill)
+	margins := v.expect(&n, now, took, waits, decode, prefill)
 	same, other, ok := n.best(v.before(&n))
 	v.plan = v.choose(now, same, other, ok)
 	for i := range n.classes {
@@ -329,7 +332,7 @@ func atLeastOne(variants []Variant, needed []int) {
 }
 
 // expect closes an interval of each class, and gives the planner what is expected of them. It returns by which share of each there may be more.
-func (v *Variants) expect(n *planner, took time.Duration, waits epp.InFlight, decode, prefill []members) (margins []float64) {
+func (v *Variants) expect(n *planner, now time.Time, took time.Duration, waits epp.InFlight, decode, prefill []members) (margins []float64) {
 	var all, own, generate, compute int
 	for i := range decode {
 		all, own, generate = all+decode[i].all, own+decode[i].own, generate+decode[i].all
@@ -360,7 +363,7 @@ func (v *Variants) expect(n *planner, took time.Duration, waits epp.InFlight, de
 		if len(v.prefill) > 0 {
 			ready = max(ready, v.prefill[one.prefill].starts.median(v.config.Prefill[one.prefill].Ready))
 		}
-		margins = append(margins, d.expect(&one.Load, waiting[at], ready))
+		margins = append(margins, d.expect(&one.Load, waiting[at], now, took, ready))
 	}
 	n.classes[0].Tokens = generated
 	return margins
@@ -442,4 +445,15 @@ func (v *Variants) Reused(e *epp.Endpoint) float64 {
 func (v *Variants) Describe(ch chan<- *prometheus.Desc) { describe(ch) }
 
 // Collect implements prometheus.Collector.
-func (v *Variants) Collect(ch chan<- prometheus.Metric) { collect(v.Sizes(), ch) }
+func (v *Variants) Collect(ch chan<- prometheus.Metric) {
+	collect(v.Sizes(), ch)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for at, d := range v.classes {
+		prefill := ""
+		if len(v.prefill) > 0 {
+			prefill = v.config.Prefill[at%v.prefills()].Role.Variant
+		}
+		d.collectPattern(ch, v.config.Decode[at/v.prefills()].Role.Variant, prefill)
+	}
+}
