@@ -93,6 +93,9 @@ func TestProblems(t *testing.T) {
 		{"replica-sizer", "{prefill: {maxReplicas: 0}, variants: [{variant: prefill, maxReplicas: 1, variantCost: 1}]}", ""},
 		{"replica-sizer", "{prefill: {maxReplicas: 0}, variants: [{variant: a, maxReplicas: 1, variantCost: 1}, {variant: a, minReplicas: 2, maxReplicas: 1}]}",
 			`variants[1].variant: must be a name that no other variant has, got "a"|variants[1].minReplicas: must be from 0 to 1, got 2|variants[1].variantCost: must be more than 0 and at most 1e+09, got 0`},
+		{"replica-sizer", "pattern: {days: weekend, timeZone: America/New_York}", ""},
+		{"replica-sizer", "pattern: {days: sunday, timeZone: Atlantis, share: 1}", `pattern.days: must be alike, weekend or week, got "sunday"|` +
+			`pattern.timeZone: must be the name of a time zone such as Europe/Berlin, got "Atlantis"|pattern.share: must be more than 0 and less than 1, got 1`},
 		{"latency-scorer", "ttftWeight: -1", "ttftWeight: must be a number that is not negative, got -1|ttftWeight: or tpotWeight must be more than 0"},
 		{"latency-scorer", "{ttftWeight: 0, tpotWeight: 0}", "ttftWeight: or tpotWeight must be more than 0"},
 		{"latency-scorer", "headroomSelectionStrategy: composite-only", `headroomSelectionStrategy: must be least or most, got "composite-only"`},

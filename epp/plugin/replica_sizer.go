@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"time"
+	_ "time/tzdata" // images have no time zones
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/latency"
@@ -32,6 +33,20 @@ type ReplicaSizer struct {
 	Variants []SizedVariant `yaml:"variants"`
 	// VariantLabel is the label of pods that names their variant, with variants. Default llm-d.ai/variant.
 	VariantLabel string `yaml:"variantLabel"`
+	// Pattern has sizes go by the time of day too, where that has forecast the load better than the trend. Default: by the trend alone.
+	Pattern LoadPattern `yaml:"pattern"`
+}
+
+// LoadPattern is what replica-sizer learns of the time of day. A picker that restarts learns anew.
+type LoadPattern struct {
+	// Days says which days are alike: alike (all), weekend (Saturdays and Sundays are like each other, and so are the other days) or week (each
+	// day is like the same day of the weeks before). Default: none, so no pattern is learnt.
+	Days string `yaml:"days"`
+	// TimeZone is the zone of the hours and days, such as Europe/Berlin. Default UTC.
+	TimeZone string `yaml:"timeZone"`
+	// Share is the part of the latest five days of a kind that had at least the load that is forecast for a time of day, more than 0 and less
+	// than 1: lower values forecast more. Default 0.8.
+	Share float64 `yaml:"share"`
 }
 
 // SizedVariant is what replica-sizer is told of the replicas of one variant. The cheapest variant of a role that is sized for what a request wants
@@ -78,7 +93,8 @@ type SizedRole struct {
 // newReplicaSizer returns the parameters with their defaults.
 func newReplicaSizer() epp.Plugin {
 	role := SizedRole{MinReplicas: 1, MaxReplicas: 4, VariantCost: 10, ReadySeconds: usualReady}
-	return &ReplicaSizer{TTFTMs: 2000, TPOTMs: 50, Attainment: 0.99, StabilizationWindowSeconds: 300, Prefill: role, Decode: role, VariantLabel: epp.VariantLabel}
+	return &ReplicaSizer{TTFTMs: 2000, TPOTMs: 50, Attainment: 0.99, StabilizationWindowSeconds: 300, Prefill: role, Decode: role, VariantLabel: epp.VariantLabel,
+		Pattern: LoadPattern{Share: 0.8}}
 }
 
 // Bounds of parameters.
@@ -119,9 +135,30 @@ func (p *ReplicaSizer) Problems(report epp.Report) {
 		within(role.name+".readySeconds", r.ReadySeconds, longestStarting)
 	}
 	p.variantProblems(report)
+	p.Pattern.problems(report)
 	if p.Prefill.variant("prefill") == p.Decode.variant("decode") {
 		report("decode.variant", "must differ from that of prefill, or their metrics cannot be told apart; got %q", p.Decode.variant("decode"))
 	}
+}
+
+func (p *LoadPattern) problems(report epp.Report) {
+	switch scale.Days(p.Days) {
+	case "", scale.DaysAlike, scale.DaysWeekend, scale.DaysOfWeek:
+	default:
+		report("pattern.days", "must be %s, %s or %s, got %q", scale.DaysAlike, scale.DaysWeekend, scale.DaysOfWeek, p.Days)
+	}
+	if _, err := time.LoadLocation(p.TimeZone); err != nil {
+		report("pattern.timeZone", "must be the name of a time zone such as Europe/Berlin, got %q", p.TimeZone)
+	}
+	if !(p.Share > 0 && p.Share < 1) {
+		report("pattern.share", "must be more than 0 and less than 1, got %v", p.Share)
+	}
+}
+
+// config returns what is learnt, or the error of a time zone that is not known.
+func (p *LoadPattern) config() (scale.Pattern, error) {
+	zone, err := time.LoadLocation(p.TimeZone)
+	return scale.Pattern{Days: scale.Days(p.Days), Zone: zone, Share: p.Share}, err
 }
 
 func (p *ReplicaSizer) variantProblems(report epp.Report) {
@@ -197,13 +234,17 @@ func fromSeconds(s float64) time.Duration { return time.Duration(s * float64(tim
 
 // Build implements epp.Plugin. What was learnt of the load outlives a reload.
 func (p *ReplicaSizer) Build(b *epp.Builder) (any, error) {
+	pattern, err := p.Pattern.config()
+	if err != nil {
+		return nil, fmt.Errorf("reading the time zone: %w", err)
+	}
 	if len(p.Variants) > 0 {
-		return p.sizeVariants(b), nil
+		return p.sizeVariants(b, pattern), nil
 	}
 	c := scale.Config{
 		Objective: p.objective(),
 		Prefill:   p.Prefill.config(rolePrefill), Decode: p.Decode.config(roleDecode),
-		Window: fromSeconds(p.StabilizationWindowSeconds),
+		Window: fromSeconds(p.StabilizationWindowSeconds), Pattern: pattern,
 	}
 	state := epp.Kept(b.Keep, "replica-sizer", func() *scale.State { return new(scale.State) })
 	return scale.New(c, state, latency.Of(b), b.Clock()), nil
@@ -212,9 +253,9 @@ func (p *ReplicaSizer) Build(b *epp.Builder) (any, error) {
 // usualReady is the default of readySeconds.
 const usualReady = 120
 
-func (p *ReplicaSizer) sizeVariants(b *epp.Builder) *scale.Variants {
+func (p *ReplicaSizer) sizeVariants(b *epp.Builder, pattern scale.Pattern) *scale.Variants {
 	c := scale.VariantsConfig{Objective: p.objective(), Label: p.VariantLabel, Window: fromSeconds(p.StabilizationWindowSeconds),
-		Decode: p.sized(roleDecode), Prefill: p.sized(rolePrefill)}
+		Decode: p.sized(roleDecode), Prefill: p.sized(rolePrefill), Pattern: pattern}
 	if len(c.Decode) == 0 {
 		c.Decode = []scale.Variant{{Role: p.Decode.config(roleDecode), TTFT: c.TTFT, TPOT: c.TPOT, Any: true}}
 	}

@@ -1,9 +1,12 @@
 package plugin
 
 import (
+	"io"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/scale"
@@ -94,5 +97,46 @@ func TestReplicaSizerSizesVariants(t *testing.T) {
 				t.Errorf("sizes of %s, want %s", names, tc.want)
 			}
 		})
+	}
+}
+
+// TestReplicaSizerLearnsAPattern: forecasts by the time of day are told for the pool, or for each variant, if the configuration asks for them.
+func TestReplicaSizerLearnsAPattern(t *testing.T) {
+	const variants = "prefill: {maxReplicas: 0}, variants: [{variant: a, maxReplicas: 1, variantCost: 1}, {variant: b, maxReplicas: 1, variantCost: 2}]"
+	for _, test := range []struct {
+		parameters string
+		want       int
+	}{
+		{"{}", 0},
+		{"pattern: {days: week, timeZone: Asia/Tokyo, share: 0.5}", 1},
+		{"{" + variants + "}", 0},
+		{"{" + variants + ", pattern: {days: alike}}", 2},
+	} {
+		p, err := decode(t, "replica-sizer", test.parameters)
+		if err != nil {
+			t.Fatal(err)
+		}
+		instance, err := p.Build(builder())
+		if err != nil {
+			t.Fatal(err)
+		}
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(instance.(prometheus.Collector))
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := 0
+		for _, f := range families {
+			if f.GetName() == "tandem_pattern_in_use" {
+				got = len(f.GetMetric())
+			}
+		}
+		if got != test.want {
+			t.Errorf("%s: %d series, want %d", test.parameters, got, test.want)
+		}
+		if err := instance.(io.Closer).Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
