@@ -338,6 +338,7 @@ var onWallClock = map[string]string{
 	"cmd/internal/boot/follow.go": "times of files are compared for equality",
 	"epp/headroom/window.go":      "a step costs it the samples of ten seconds",
 	"epp/kvfeed/feed.go":          "messages of engines have the time of the engine's clock, which only a metric shows",
+	"epp/scale/pattern.go":        "the time of day is what it learns; a step costs it the days that have not come",
 }
 
 // checkWallClock finds times that lose their monotonic reading.
