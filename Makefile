@@ -133,6 +133,10 @@ chaos: modules .tools/envoy ## kill, stop, restart and cut everything at random 
 chaos-long: modules .tools/envoy ## the same with more faults, each by itself and then all together: the table of docs/chaos.md (SEED, CHAOSLONG, CHAOSLONGREQUESTS)
 	@cd e2e/chaos && $(LONG) '^TestChaos$$' -timeout=90m . -args -chaos.wide -chaos.seed=$(SEED) -chaos.for=$(CHAOSLONG) -chaos.requests=$(CHAOSLONGREQUESTS)
 
+.PHONY: chaos-clock
+chaos-clock: modules .tools/envoy ## the same while wall clocks go an hour ahead and two back, each by itself; builds all programs anew (SEED)
+	@cd e2e/chaos && $(LONG) '^TestClockSteps$$' -timeout=40m . -args -chaos.clock -chaos.seed=$(SEED)
+
 .PHONY: rolling
 rolling: modules .tools/envoy ## restart every component under load, twice
 	@cd e2e/rolling && $(LONG) '^TestRolling' -race -timeout=20m . -args -rolling.rounds=2

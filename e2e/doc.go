@@ -25,6 +25,7 @@
 //
 //	make chaos      TestChaos (-chaos.seed, -chaos.for, -chaos.requests; SEED, CHAOSTIME, CHAOSREQUESTS)
 //	make chaos-long TestChaos with more faults (-chaos.wide; CHAOSLONG, CHAOSLONGREQUESTS)
+//	make chaos-clock TestClockSteps, which has no short form: wall clocks that are set under load (-chaos.clock)
 //	make overload   TestOverload, TestQueues, TestPrefillLost (-overload.for)
 //	make rolling    TestRolling, TestRollingHandoff (-rolling.rounds)
 //	make soak       TestSoak, which has no short form: half load on programs with the race detector (-soak.for; SOAKTIME)

@@ -46,7 +46,7 @@ func TestChaos(t *testing.T) {
 	if *chaosWide {
 		plan = planWide(*chaosSeed, *chaosFor, size)
 	}
-	c := newChaosStack(t, size, *chaosWide)
+	c := newChaosStack(t, size, chaosForm{wide: *chaosWide})
 	c.awaitPickers(t)
 	idle := c.holdings(t)
 	load := &chaosLoad{f: c.Fleet, seed: *chaosSeed}

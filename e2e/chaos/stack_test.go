@@ -37,6 +37,14 @@ type chaosStack struct {
 	before   map[string]int64     // hand-offs that the sidecars of decode engines that hang had failed to release, by target
 	full     map[string]exhausted // programs that can open no descriptor more, by target
 	far      map[string]string    // in the wide form, the address of each unit at the end of a long link
+	form     chaosForm
+}
+
+// chaosForm is what a stack has that not every one does.
+type chaosForm struct {
+	wide  bool                          // a long link to each program that is in the pool
+	share bool                          // the pickers tell each other their loads
+	env   func(program string) []string // environment variables; nil: none
 }
 
 // chaosCounts are counters of the programs about hand-offs.
@@ -57,13 +65,13 @@ func (c *chaosCounts) add(more chaosCounts) {
 	c.handoffs += more.handoffs
 }
 
-// newChaosStack starts the programs, and in the wide form a long link to each of them that is in the pool.
-func newChaosStack(t *testing.T, size chaosSize, wide bool) *chaosStack {
+// newChaosStack starts the programs, and what the form has.
+func newChaosStack(t *testing.T, size chaosSize, form chaosForm) *chaosStack {
 	t.Helper()
-	c := &chaosStack{Fleet: harness.NewFleet(t, 0, 0), programs: map[string]stack.Program{}, running: map[string]harness.Program{}, strands: map[string]int{},
+	c := &chaosStack{form: form, Fleet: harness.NewFleet(t, 0, 0), programs: map[string]stack.Program{}, running: map[string]harness.Program{}, strands: map[string]int{},
 		paused: map[string]int{}, outages: map[string]outage{}, active: map[string]bool{}, before: map[string]int64{}, full: map[string]exhausted{}, far: map[string]string{}}
 	c.Plain = harness.StartSim(t, "plain", "--time-scale=0")
-	ports := freePorts(t, 3*size.prefill+6*size.decode+4*size.epp)
+	ports := freePorts(t, 3*size.prefill+6*size.decode+5*size.epp)
 	take := func() string {
 		port := ports[0]
 		ports = ports[1:]
@@ -97,7 +105,7 @@ func newChaosStack(t *testing.T, size chaosSize, wide bool) *chaosStack {
 	if err := os.WriteFile(pods, []byte(found.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if wide {
+	if form.wide {
 		for i, e := range c.Prefill {
 			c.far["prefill-"+strconv.Itoa(i)] = newLongLink(t, e.Addr)
 		}
@@ -106,9 +114,17 @@ func newChaosStack(t *testing.T, size chaosSize, wide bool) *chaosStack {
 		}
 	}
 	c.WriteEndpoints(t)
+	var shares []string
+	for range size.epp {
+		shares = append(shares, "127.0.0.1:"+take())
+	}
 	for i := range size.epp {
-		program := stack.EPP(harness.BinDir, "--secure-serving=false", "--config-file="+c.Config, "--endpoints-file="+c.Endpoints,
-			"--grpc-port="+take(), "--grpc-health-port="+take(), "--metrics-port="+take(), "--admin-address=127.0.0.1:"+take())
+		flags := []string{"--secure-serving=false", "--config-file=" + c.Config, "--endpoints-file=" + c.Endpoints,
+			"--grpc-port=" + take(), "--grpc-health-port=" + take(), "--metrics-port=" + take(), "--admin-address=127.0.0.1:" + take()}
+		if form.share {
+			flags = append(flags, "--share-address="+shares[i], "--share-with="+strings.Join(shares, ","))
+		}
+		program := stack.EPP(harness.BinDir, flags...)
 		program.Name = "epp-" + strconv.Itoa(i)
 		c.Pickers = append(c.Pickers, c.launch(t, program.Name, program))
 	}
@@ -122,6 +138,9 @@ func engineOf(p harness.Program) harness.Engine { return harness.Engine{Addr: p.
 func (c *chaosStack) launch(t *testing.T, name string, program stack.Program) harness.Program {
 	t.Helper()
 	c.programs[name] = program
+	if c.form.env != nil {
+		program.Env = append(slices.Clone(program.Env), c.form.env(name)...)
+	}
 	p := harness.Start(t, program)
 	c.running[name] = p
 	return p

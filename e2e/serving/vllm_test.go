@@ -110,7 +110,7 @@ var simulatedOnly = map[string]string{
 	`ProxyAwaitsPicker`:                    "it is about Envoy's start; any engine will do",
 	`NameServerFails`:                      "it is about how Envoy finds pickers; any engine will do",
 	`Exhaust|LongLink`:                     "it is about how the chaos suite disturbs programs",
-	`StalledLogs`:                          "it is about the pipes of the programs; any engine will do",
+	`StalledLogs|ClockSteps`:               "it is about pipes and clocks of the programs; any engine will do",
 	`Warmup`:                               "it says how long engines take to meet, and needs such as have not",
 	`Rolling\w*|Matrix\w*|Soak`:            "it makes engines fail, or restarts them more often than real ones can be waited for",
 	`StoppedEngine`:                        "it ends an engine, which takes a real one a minute to come back from",
