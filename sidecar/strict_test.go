@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -221,4 +222,40 @@ func TestForcedPrefillGoesOn(t *testing.T) {
 		prefill.goOn()
 		post(t, s.url+completionsPath, q.body, forced(prefill.addr)...).mustBe(t, 200, "remote;reason=forced;attempts=1;candidate=0")
 	})
+}
+
+// Of two prefill legs of a forced request, one of which ended because the other was faster, the pod of the former is tried again if the
+// hand-off of the latter is lost.
+func TestForcedHandoffIsLostAfterHedge(t *testing.T) {
+	t.Parallel()
+	leaves := then(hangs, closes)
+	for name, c := range map[string]struct {
+		first, second func(g gate) act // in answer to the legs at the same time
+		decision      string
+	}{
+		"the second was faster": {func(gate) act { return leaves }, func(gate) act { return offering(otherHandoff) }, "remote;reason=forced;attempts=3;candidate=0"},
+		"the first was faster": {func(g gate) act { return then(g.act, offering(handoffParams)) }, func(g gate) act { return then(g.open, leaves) },
+			"remote;reason=forced;attempts=3;candidate=1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			both(t, func(t *testing.T, q question) {
+				g := newGate()
+				first, second := quickly(t, earned, c.first(g), offering(handoffParams)), startEngine(t, c.second(g), offering(otherHandoff))
+				answers := slices.Repeat([]act{q.answer()}, earned)
+				decode := startEngine(t, append(answers, says(500, "text/plain", ""), q.answer())...)
+				s := startRig(t, decode.addr, hedging)
+				learnPace(t, s, earned, first.addr, q.body)
+				got := post(t, s.url+completionsPath, q.body, forced(first.addr, second.addr)...)
+				got.mustBe(t, 200, c.decision)
+				if got.body != q.right() {
+					t.Errorf("body %s", got.body)
+				}
+				s.end()
+				s.mustCount(t, 1, "tandem_retries_total")
+				s.mustCount(t, 0, "tandem_kv_stranded_total")
+				s.mustCount(t, float64(s.cfg.Fallback.Burst-1), "tandem_fallback_tokens")
+			})
+		})
+	}
 }
