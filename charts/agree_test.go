@@ -442,8 +442,7 @@ func (r parts) scalersAgree(t *testing.T) {
 			if want := service + "." + scaler.GetNamespace() + ".svc:9006"; address == nil || address[1] != want {
 				t.Errorf("KEDA asks %v, want %s", address, want)
 			}
-			role := scaler.GetName()[strings.LastIndex(scaler.GetName(), "-")+1:]
-			if !strings.Contains(string(text), `"role":"`+role+`"`) {
+			if role := scaler.GetLabels()["app.kubernetes.io/component"]; !strings.Contains(string(text), `"role":"`+role+`"`) {
 				t.Errorf("%s asks for the size of another role: %s", scaler.GetName(), text)
 			}
 			if at := r.run["epp"]["epp"].flags["scaler-address"]; at != ":9006" {

@@ -36,6 +36,8 @@ func TestEnvoyBootstrap(t *testing.T) {
 		"keda":                    common,
 		"sized":                   common,
 		"elastic":                 common,
+		"variants":                common,
+		"variants-of-both":        common,
 		"shared":                  common,
 		"nixl-push":               common,
 		"mooncake":                common,

@@ -393,7 +393,11 @@ on elsewhere go to the sidecars of other decode pods, too.
 {{- $connector := include "tandem.connector" .root -}}
 {{- $base := ternary 8200 8000 (eq .component "decode") -}}
 - name: engine
-  {{- $image := ternary (dict "image" .root.Values.sim.image "name" "sim") (dict "image" $engine.image) $sim }}
+  {{- $own := $engine.image }}
+  {{- with .values.image }}
+  {{- $own = dict "repository" (default $own.repository .repository) "tag" (default $own.tag .tag) "digest" .digest "pullPolicy" $own.pullPolicy }}
+  {{- end }}
+  {{- $image := ternary (dict "image" .root.Values.sim.image "name" "sim") (dict "image" $own) $sim }}
   {{- include "tandem.container.image" (merge (dict "root" .root) $image) | nindent 2 }}
   {{- if eq $engine.type "vllm" }}
   command: [vllm, serve]

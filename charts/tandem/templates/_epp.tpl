@@ -73,16 +73,27 @@ Labels of an object that other programs select by labels which the user sets: (d
 {{- define "tandem.sizer.made" -}}
 {{- $made := dict "ttftMs" .Values.epp.goals.ttftMs "tpotMs" .Values.epp.goals.tpotMs -}}
 {{- $sized := false -}}
+{{- $variants := list -}}
 {{- range $role := list "prefill" "decode" -}}
-  {{- $values := index $.Values $role -}}
-  {{- $scaling := $values.autoscaling -}}
-  {{- $limits := dict "minReplicas" (int $values.replicas) "maxReplicas" (int $values.replicas) -}}
-  {{- if $scaling.enabled -}}
-    {{- $limits = dict "minReplicas" (int $scaling.minReplicas) "maxReplicas" (int $scaling.maxReplicas) -}}
-    {{- $sized = or $sized (regexMatch "^tandem_(desired|needed)_replicas$" $scaling.metric) -}}
+  {{- range $variant := include "tandem.variants" (dict "root" $ "component" $role) | fromJsonArray -}}
+    {{- $at := dict "root" $ "component" $role "variant" $variant -}}
+    {{- include "tandem.variant" $at -}}
+    {{- $scaling := $at.values.autoscaling -}}
+    {{- $limits := dict "minReplicas" (int $at.values.replicas) "maxReplicas" (int $at.values.replicas) -}}
+    {{- if $scaling.enabled -}}
+      {{- $limits = dict "minReplicas" (int $scaling.minReplicas) "maxReplicas" (int $scaling.maxReplicas) -}}
+      {{- $sized = or $sized (regexMatch "^tandem_(desired|needed)_replicas$" $scaling.metric) -}}
+    {{- end -}}
+    {{- if not $variant -}}
+      {{- $_ := set $made $role $limits -}}
+    {{- else if $limits.maxReplicas -}}
+      {{- $one := dict "variant" (printf "%s-%s" $role $variant) "role" $role "variantCost" $at.values.cost -}}
+      {{- range $goal, $ms := dig "goals" dict $at.values }}{{ $_ := set $one $goal $ms }}{{ end -}}
+      {{- $variants = append $variants (merge $one $limits) -}}
+    {{- end -}}
   {{- end -}}
-  {{- $_ := set $made $role $limits -}}
 {{- end -}}
+{{- with $variants }}{{ $_ := set $made "variants" . }}{{ end -}}
 {{- if and $sized (not .Values.epp.config) }}{{ toJson $made }}{{ end -}}
 {{- end -}}
 
@@ -149,6 +160,10 @@ plugins:
     {{- end }}
     {{- end }}
   {{- end }}
+  {{- if or .Values.prefill.variants .Values.decode.variants }}
+  - type: cheapest-variant-filter   # by the costs of the variants, and epp.goals; decode pods compute short prompts only
+    parameters: {ttftMs: {{ .Values.epp.goals.ttftMs }}, tpotMs: {{ .Values.epp.goals.tpotMs }}, predictions: [tpot]}
+  {{- end }}
   {{- with include "tandem.sizer.made" . }}
   - type: replica-sizer   # epp.goals, and the limits of the autoscalers
     parameters: {{ . }}
@@ -197,6 +212,9 @@ schedulingProfiles:
     plugins:
       - pluginRef: decode-filter
       - pluginRef: utilization-detector
+      {{- if .Values.decode.variants }}
+      - pluginRef: cheapest-variant-filter
+      {{- end }}
       - {pluginRef: queue-scorer, weight: 2}
       - {pluginRef: kv-cache-utilization-scorer, weight: 2}
       - {pluginRef: active-request-scorer, weight: 2}
@@ -206,6 +224,9 @@ schedulingProfiles:
     plugins:
       - pluginRef: prefill-filter
       - pluginRef: utilization-detector
+      {{- if .Values.prefill.variants }}
+      - pluginRef: cheapest-variant-filter
+      {{- end }}
       - pluginRef: token-load-scorer
       - pluginRef: max-score-picker
 {{- if .Values.encoder.connector }}

@@ -24,7 +24,39 @@ by a digest: two long release names that begin alike must not share objects.
 {{- end -}}
 
 {{- define "tandem.component.name" -}}
-{{ include "tandem.fullname" .root }}-{{ .component }}
+{{ include "tandem.fullname" .root }}-{{ .component }}{{ with .variant }}-{{ . }}{{ end }}
+{{- end -}}
+
+{{/* The names of the variants of a component, of (dict "root" $ "component" "decode"), as a JSON list: one empty name if it has none. */}}
+{{- define "tandem.variants" -}}
+{{- dig "variants" dict (index .root.Values .component) | keys | sortAlpha | default (list "") | toJson -}}
+{{- end -}}
+
+{{/* Sets "values" of (dict "root" $ "component" "decode" "variant" "h100") to the values of that variant: those of the role, but for what the variant
+has itself. Lists and mappings of the variant take the place of the role's; of autoscaling and parallelism each member does. Without variant,
+they are those of the component. It prints nothing. */}}
+{{- define "tandem.variant" -}}
+{{- $values := deepCopy (index .root.Values .component) -}}
+{{- range $key, $value := dig "variants" .variant dict $values -}}
+  {{- if has $key (list "autoscaling" "parallelism") -}}
+    {{- range $member, $own := $value }}{{ $_ := set (index $values $key) $member $own }}{{ end -}}
+  {{- else -}}
+    {{- $_ := set $values $key $value -}}
+  {{- end -}}
+{{- end -}}
+{{- $_ := set . "values" $values -}}
+{{- end -}}
+
+{{/* How many pods a component has at least, over all of its variants: (dict "root" $ "component" "decode"). */}}
+{{- define "tandem.least" -}}
+{{- $sum := 0 -}}
+{{- $component := . -}}
+{{- range $variant := include "tandem.variants" . | fromJsonArray -}}
+  {{- $at := dict "root" $component.root "component" $component.component "variant" $variant -}}
+  {{- include "tandem.variant" $at -}}
+  {{- $sum = add $sum (ternary (dig "autoscaling" "minReplicas" 0 $at.values) $at.values.replicas (dig "autoscaling" "enabled" false $at.values) | int) -}}
+{{- end -}}
+{{- $sum -}}
 {{- end -}}
 
 {{/* Labels of an object of a component. The chart's win over commonLabels. */}}
@@ -49,6 +81,7 @@ serve nothing, so they are no endpoints.
 {{- $own := include "tandem.selectorLabels" . | fromYaml -}}
 {{- if and (has .component (include "tandem.roles" .root | fromJsonArray)) (not .worker) -}}
 {{- $own = merge $own (dict "llm-d.ai/role" .component "llm-d.ai/engine-type" (include "tandem.engineName" .root) "llm-d.ai/inference-serving" "true") -}}
+{{- if .variant }}{{ $_ := set $own "llm-d.ai/variant-cost" (toString .values.cost) }}{{ end -}}
 {{- end -}}
 {{- merge $own .values.podLabels .root.Values.commonLabels | toYaml -}}
 {{- end -}}
@@ -97,6 +130,9 @@ chart's choice. */}}
 app.kubernetes.io/name: {{ include "tandem.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
+{{- with .variant }}
+llm-d.ai/variant: {{ $.component }}-{{ . }}
+{{- end }}
 {{- end -}}
 
 {{/* Labels that make a pod an endpoint of this release: the InferencePool's selector. Pods of both roles have them. */}}

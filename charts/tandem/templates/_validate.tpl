@@ -16,9 +16,17 @@ else stumbles first.
 {{- end -}}
 {{- $problems := list -}}
 {{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism" "groups"
-      "memory" "options" "length" "connector" "encoder" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "disruptions" "batch" "autoscaling" "mode" "tls" "monitoring" -}}
+      "memory" "options" "length" "connector" "encoder" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "continuation" "picker" "config" "replicas" "disruptions" "batch" "autoscaling" "variants" "mode" "tls" "monitoring" -}}
   {{- range $line := include (print "tandem.check." $check) $root | splitList "\n" -}}
     {{- with trim $line }}{{ $problems = append $problems (print "  - " .) }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- $told := $problems -}}
+{{- range $line := include "tandem.check.eachVariant" . | splitList "\n" -}}
+  {{- $problem := print "  - " (regexReplaceAll "^[^:]*: " (trim $line) "") -}}
+  {{- if and (trim $line) (not (has $problem $told)) -}}
+    {{- $told = append $told $problem -}}
+    {{- $problems = append $problems (print "  - " (trim $line)) -}}
   {{- end -}}
 {{- end -}}
 {{- with $problems -}}
@@ -826,12 +834,27 @@ batch.webhook needs both url and secret: set the other one, or none
       {{- if ne (float64 $scaling.target) 1.0 }}
 {{ printf "%s.target is %s, but %s is the number of pods: set it to 1" $where $scaling.target $scaling.metric }}
       {{- end -}}
-      {{- $limits := dig $role dict (fromJson $sizer) -}}
-      {{- range $key, $usual := dict "minReplicas" 1 "maxReplicas" 4 -}}
-        {{- $theirs := dig $key $usual $limits -}}
-        {{- if ne (int $theirs) (int (index $scaling $key)) }}
+      {{- range $variant := include "tandem.variants" (dict "root" $ "component" $role) | fromJsonArray -}}
+        {{- $at := dict "root" $ "component" $role "variant" $variant -}}
+        {{- include "tandem.variant" $at -}}
+        {{- $limits := dig $role dict (fromJson $sizer) -}}
+        {{- $usual := dict "minReplicas" 1 "maxReplicas" 4 -}}
+        {{- $of := $role -}}
+        {{- $place := $where -}}
+        {{- if $variant -}}
+          {{- $of = printf "%s-%s" $role $variant -}}
+          {{- $place = printf "%s.variants.%s.autoscaling" $role $variant -}}
+          {{- $limits = dict -}}
+          {{- $usual = dict "minReplicas" 0 "maxReplicas" 0 -}}
+          {{- range dig "variants" list (fromJson $sizer) }}{{ if eq (toString .variant) $of }}{{ $limits = . }}{{ end }}{{ end -}}
+        {{- end -}}
+        {{- range $key, $unsaid := $usual -}}
+          {{- $theirs := dig $key $unsaid $limits -}}
+          {{- $ours := index $at.values.autoscaling $key -}}
+          {{- if ne (int $theirs) (int $ours) }}
 {{ printf (print "%s.%s is %d, but replica-sizer in epp.config has %d for %s, and sizes the other role for that: make them "
-     "equal") $where $key (int (index $scaling $key)) (int $theirs) $role }}
+     "equal") $place $key (int $ours) (int $theirs) $of }}
+          {{- end -}}
         {{- end -}}
       {{- end -}}
     {{- end -}}
@@ -845,6 +868,89 @@ batch.webhook needs both url and secret: set the other one, or none
     {{- else if and (not (regexMatch $theirs $scaling.metric))
           (regexMatch "^(llm_d_(epp|router)|inference_(extension|pool|model|objective))_" $scaling.metric) }}
 {{ printf "%s.metric is %s, which another picker exports: take tandem_inflight" $where $scaling.metric }}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{/* Variants of a role: what the picker could not tell apart, and what no pod would serve. */}}
+{{- define "tandem.check.variants" -}}
+{{- if .Values.encode.variants }}
+encode.variants is set, but encoders have no sizes and costs that the picker goes by: remove it
+{{- end -}}
+{{- range $role := list "prefill" "decode" -}}
+  {{- $values := index $.Values $role -}}
+  {{- $scaling := $values.autoscaling -}}
+  {{- if $values.variants -}}
+    {{- if and $scaling.enabled (not (regexMatch "^tandem_(desired|needed)_replicas$" $scaling.metric)) }}
+{{ printf (print "%s.variants are scaled apart, but %s.autoscaling.metric is %s, which is of the whole role: take tandem_desired_replicas, with "
+     "the target 1") $role $role $scaling.metric }}
+    {{- end -}}
+    {{- if and (eq $role "decode") (eq (include "tandem.least" (dict "root" $ "component" $role) | int) 0) }}
+{{ printf "%s.variants have no pod at least, so that nothing is served: raise %s of one of them" $role
+     (ternary "autoscaling.minReplicas" "replicas" $scaling.enabled) }}
+    {{- end -}}
+    {{- if hasKey $values.podLabels "llm-d.ai/variant" }}
+{{ printf "%s.podLabels sets llm-d.ai/variant, but the chart sets it to each of %s.variants: remove it" $role $role }}
+    {{- end -}}
+    {{- range $variant := include "tandem.variants" (dict "root" $ "component" $role) | fromJsonArray -}}
+      {{- $where := printf "%s.variants.%s" $role $variant -}}
+      {{- $at := dict "root" $ "component" $role "variant" $variant -}}
+      {{- include "tandem.variant" $at -}}
+      {{- $own := $at.values.autoscaling -}}
+      {{- if and $scaling.enabled (gt (int $own.minReplicas) (int $own.maxReplicas)) }}
+{{ printf "%s.autoscaling.minReplicas is %v and maxReplicas %v: raise the second" $where $own.minReplicas $own.maxReplicas }}
+      {{- end -}}
+      {{- if and $scaling.enabled (eq $scaling.scaler "hpa") (eq (int $own.minReplicas) 0) }}
+{{ printf "%s.autoscaling.minReplicas is 0, from which a HorizontalPodAutoscaler does not scale: take 1, or %s.autoscaling.scaler keda" $where $role }}
+      {{- end -}}
+      {{- if and (has (dig "image" "tag" "" $at.values) (list "latest" "nightly" "main" "master" "dev" "edge")) (not (dig "image" "digest" "" $at.values)) }}
+{{ printf "%s.image.tag is %s, which moves: pods that start on different days would differ, so name a version or a digest" $where $at.values.image.tag }}
+      {{- end -}}
+      {{- if and (eq $role "prefill") (dig "goals" "tpotMs" 0 $at.values) }}
+{{ printf "%s.goals.tpotMs is set, but prefill pods generate no further tokens: remove it" $where }}
+      {{- end -}}
+      {{- if and (hasKey (index $values.variants $variant) "parallelism") (eq (include "tandem.connector" $) "moriio") }}
+{{ printf "%s.parallelism is set, but sidecars know one tensor parallelism of all prefill engines with sidecar.connector moriio: set %s.parallelism" $where $role }}
+      {{- end -}}
+      {{- $name := include "tandem.component.name" $at -}}
+      {{- $longest := ternary 48 63 (eq (include "tandem.grouped" $values) "true") -}}
+      {{- if gt (len $name) $longest }}
+{{ printf "the pods of %s would have names that begin with %s, of %d characters: set fullnameOverride to one of %d at most, or shorten the variant's"
+     $where $name (len $name) (sub $longest (add 2 (len $role) (len $variant))) }}
+      {{- end -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{/* What the checks of a role say of each pair of variants of both roles, with the variants before it. */}}
+{{- define "tandem.check.eachVariant" -}}
+{{- $root := . -}}
+{{- range $prefill := include "tandem.variants" (dict "root" $root "component" "prefill") | fromJsonArray -}}
+  {{- range $decode := include "tandem.variants" (dict "root" $root "component" "decode") | fromJsonArray -}}
+    {{- if or $prefill $decode -}}
+      {{- $pair := dict -}}
+      {{- range $key, $value := $root }}{{ $_ := set $pair $key $value }}{{ end -}}
+      {{- $values := dict -}}
+      {{- range $key, $value := $root.Values }}{{ $_ := set $values $key $value }}{{ end -}}
+      {{- $names := list -}}
+      {{- range $role, $variant := dict "prefill" $prefill "decode" $decode -}}
+        {{- $at := dict "root" $root "component" $role "variant" $variant -}}
+        {{- include "tandem.variant" $at -}}
+        {{- $_ := set $values $role $at.values -}}
+        {{- with $variant }}{{ $names = append $names (printf "%s.variants.%s" $role .) }}{{ end -}}
+      {{- end -}}
+      {{- $_ := set $pair "Values" $values -}}
+      {{- range $check := list "labels" "arguments" "environment" "parallelism" "memory" "options" -}}
+        {{- range $line := include (print "tandem.check." $check) $pair | splitList "\n" -}}
+          {{- with trim $line }}
+{{ printf "%s: %s" (join " and " $names) . }}
+          {{- end -}}
+        {{- end -}}
+      {{- end -}}
     {{- end -}}
   {{- end -}}
 {{- end -}}
