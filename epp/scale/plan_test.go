@@ -137,3 +137,18 @@ func TestPlanChangesAfterTheWindow(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkPlan plans for two kinds of both roles, prompts of many lengths, and a decider that chooses, as each Interval of a picker does twice.
+func BenchmarkPlan(b *testing.B) {
+	n := twoKinds(0, 0)
+	for i := range n.classes {
+		l := &n.classes[i].Load
+		l.Rate, l.Chosen, l.Prompts = 20, true, nil
+		for k := range classes {
+			l.Prompts = append(l.Prompts, Prompts{Share: 1.0 / classes, Tokens: float64(int(16) << (k / 3)), Remote: 0.5})
+		}
+	}
+	for b.Loop() {
+		n.best(n.initial())
+	}
+}

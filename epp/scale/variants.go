@@ -286,9 +286,37 @@ func (v *Variants) ratesOf(pods []members) []latency.Rates {
 	return all
 }
 
-// compute closes an interval, and computes the sizes.
+// compute closes an interval, and computes the sizes. Plans take tens of milliseconds, in which no mutex is held.
 func (v *Variants) compute(now time.Time) {
 	decode, prefill := v.members()
+	n, before, margins, ok := v.end(now, decode, prefill)
+	if !ok {
+		return // a reload has two of them for a moment
+	}
+	same, other, cheaper := n.best(before)
+	v.mu.Lock()
+	chosen := v.choose(now, same, other, cheaper)
+	v.mu.Unlock()
+	for i := range n.classes {
+		n.classes[i].Load = n.classes[i].Load.more(margins[i])
+	}
+	more := n.split(chosen)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.plan = chosen
+	v.follow(now, v.decode, v.config.Decode, decode, v.plan.decode, more.decode)
+	if len(v.prefill) > 0 && slices.ContainsFunc(v.decode, func(s *sized) bool { return s.steady.size > 0 }) {
+		// Only the whole pool goes to zero: while there are no prefill replicas, no pick shows that one is needed.
+		atLeastOne(v.config.Prefill, v.plan.prefill)
+		atLeastOne(v.config.Prefill, more.prefill)
+	}
+	v.follow(now, v.prefill, v.config.Prefill, prefill, v.plan.prefill, more.prefill)
+	v.wish(now)
+}
+
+// end closes an interval. It returns what plans for the next one go by, the plan of this one, and by which share of each class there may be more; ok
+// is false if the interval has only begun.
+func (v *Variants) end(now time.Time, decode, prefill []members) (n *planner, before plan, margins []float64, ok bool) {
 	decodeRates, prefillRates := v.ratesOf(decode), v.ratesOf(prefill)
 	waits := v.waits()
 	v.mu.Lock()
@@ -298,27 +326,14 @@ func (v *Variants) compute(now time.Time) {
 		took = now.Sub(v.at)
 	}
 	if took < Interval/2 {
-		return // a reload has two of them for a moment
+		return nil, plan{}, nil, false
 	}
 	v.at = now
 	v.reused.fade(took)
-	n := planner{share: v.config.Share, decode: v.kinds(v.config.Decode, v.decode, decode, decodeRates),
+	n = &planner{share: v.config.Share, decode: v.kinds(v.config.Decode, v.decode, decode, decodeRates),
 		prefill: v.kinds(v.config.Prefill, v.prefill, prefill, prefillRates)}
-	margins := v.expect(&n, now, took, waits, decode, prefill)
-	same, other, ok := n.best(v.before(&n))
-	v.plan = v.choose(now, same, other, ok)
-	for i := range n.classes {
-		n.classes[i].Load = n.classes[i].Load.more(margins[i])
-	}
-	more := n.split(v.plan)
-	v.follow(now, v.decode, v.config.Decode, decode, v.plan.decode, more.decode)
-	if len(v.prefill) > 0 && slices.ContainsFunc(v.decode, func(s *sized) bool { return s.steady.size > 0 }) {
-		// Only the whole pool goes to zero: while there are no prefill replicas, no pick shows that one is needed.
-		atLeastOne(v.config.Prefill, v.plan.prefill)
-		atLeastOne(v.config.Prefill, more.prefill)
-	}
-	v.follow(now, v.prefill, v.config.Prefill, prefill, v.plan.prefill, more.prefill)
-	v.wish(now)
+	margins = v.expect(n, now, took, waits, decode, prefill)
+	return n, v.before(n), margins, true
 }
 
 // atLeastOne has the cheapest variant need one engine, if none is needed and there may be none.
