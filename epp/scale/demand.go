@@ -212,9 +212,10 @@ func (d *demand) expect(l *Load, waits epp.InFlight, now time.Time, took, after 
 	t := trendOf(d.counts)
 	l.Rate = t.ahead(after.Seconds()/Interval.Seconds()) / Interval.Seconds() * d.mix.pickers()
 	margin = max(leastMargin, sure*t.unsure())
-	if usual := d.foresee(l, now, took, after); usual != (amounts{}) {
-		most := l.Rate * (1 + margin)
-		if l.raise(usual); l.Rate > 0 {
+	d.foresee(l, now, took, after)
+	if usual := &d.foreseen.byPattern; usual.inUse {
+		most := max(l.Rate*(1+margin), usual.held[ofRequests]*(1+leastMargin))
+		if l.raise(usual.relied); l.Rate > 0 {
 			margin = max(leastMargin, most/l.Rate-1)
 		}
 	}

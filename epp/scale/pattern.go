@@ -49,16 +49,18 @@ const (
 const (
 	bucketTime   = 10 * time.Minute
 	bucketsOfDay = int(24 * time.Hour / bucketTime)
-	keptDays     = 5   // of each kind, besides the present one: those that a forecast goes by
-	leastDays    = 2   // of which the demand of a bucket must be known, before it has an effect
-	enoughKnown  = 0.5 // of the time of a bucket must have been seen
-	longestTook  = 4   // Intervals: what came in a longer time is not known to have come at one hour
-	mostGuesses  = 16  // buckets that the trend has forecast and that have not ended: replicas start within an hour
-	relied       = 0.5 // confidence from which the pattern counts
-	recentScores = 6   // buckets, an hour: a pattern that was wrong in them does not count
-	wrong        = 0.1 // of what the pattern says now: by so much on average it must have been too high in them for that
-	leastScored  = 3   // days, of which the one that the pattern was most wrong about is left out
+	keptDays     = 5    // of each kind, besides the present one: those that a forecast goes by
+	leastDays    = 2    // of which the demand of a bucket must be known, before it has an effect
+	enoughKnown  = 0.5  // of the time of a bucket must have been seen
+	longestTook  = 4    // Intervals: what came in a longer time is not known to have come at one hour
+	mostGuesses  = 16   // buckets that the trend has forecast and that have not ended: replicas start within an hour
+	relied       = 0.5  // confidence from which the pattern counts
+	recentScores = 6    // buckets, an hour: a pattern that was wrong in them does not count
+	wrong        = 0.1  // of what the pattern says now: by so much on average it must have been too high in them for that
+	leastScored  = 3    // days, of which the one that the pattern was most wrong about is left out
+	steep        = 1.25 // times what was usual before: a rise
 	halfBucket   = bucketTime / 2
+	noticed      = 2 * time.Minute // after a rise, the trend knows of it
 )
 
 // pattern learns how the demand depends on the time of day, and whether forecasts by it are better than those of the trend. What it keeps is
@@ -66,8 +68,9 @@ const (
 type pattern struct {
 	Pattern
 	kinds   [7]kindOfDay
-	open    bucketAt // that has not ended
-	opened  bool
+	open    bucketAt      // that has not ended
+	opened  time.Time     // a moment in it; zero: there is none
+	ready   time.Duration // how far ahead the trend forecasts
 	guesses []guess
 	scores  []score // of the latest buckets, the latest last
 }
@@ -143,14 +146,16 @@ func (p *pattern) at(t time.Time) bucketAt {
 
 // learn takes the demand of the time until now, and what the trend expects of a later moment.
 func (p *pattern) learn(now time.Time, took time.Duration, came amounts, later time.Time, expected amounts) {
-	at := p.at(now.Add(-took / 2))
-	if !p.opened || at != p.open {
-		if p.opened {
-			p.judge(p.open)
+	middle := now.Add(-took / 2)
+	at := p.at(middle)
+	if p.opened.IsZero() || at != p.open {
+		if !p.opened.IsZero() {
+			p.judge(p.opened)
 		}
 		p.forget(at)
-		p.open, p.opened = at, true
+		p.open, p.opened = at, middle
 	}
+	p.ready = later.Sub(now)
 	p.guess(p.at(later), expected)
 	if took > longestTook*Interval {
 		return
@@ -226,11 +231,32 @@ func (p *pattern) usual(at bucketAt) (d amounts, days int) {
 	return d, days
 }
 
-// judge scores the pattern by a bucket that has ended.
-func (p *pattern) judge(at bucketAt) {
+// rise returns the usual demand of the bucket of a moment, as far as it is usually much more than it was when the trend forecast it, a start of a replica
+// before, and of how many days it is known. Of what has risen before that, the trend knows more: how busy today is.
+func (p *pattern) rise(t time.Time, ready time.Duration) (d amounts, days int) {
+	d, days = p.usual(p.at(t))
+	least := d
+	for back := bucketTime; back < ready+noticed+bucketTime; back += bucketTime {
+		if before, known := p.usual(p.at(t.Add(-back))); known > 0 {
+			for k := range before {
+				least[k] = min(least[k], before[k])
+			}
+		}
+	}
+	for k := range d {
+		if d[k] < steep*least[k] {
+			d[k] = 0
+		}
+	}
+	return d, days
+}
+
+// judge scores the pattern by the bucket of a moment, which has ended.
+func (p *pattern) judge(t time.Time) {
+	at := p.at(t)
 	today := p.today(at)
 	came, known := today.buckets[at.bucket].mean()
-	usual, days := p.usual(at)
+	usual, days := p.rise(t, p.ready)
 	i := slices.IndexFunc(p.guesses, func(g guess) bool { return g.of == at })
 	var s score
 	if known && days > 0 && i >= 0 {
@@ -285,7 +311,8 @@ func (p *pattern) isWrong(part int, says float64) bool {
 // foresight is what the pattern says of the time until a replica that is started now would serve.
 type foresight struct {
 	usual      amounts // the highest of the buckets of that time
-	relied     amounts // of these, those that count: the others are 0
+	held       amounts // of these, those that count: 0 for the others
+	relied     amounts // of these, those of buckets in which the load rises
 	confidence float64 // in the number of requests, on a day such as that on which the replica would serve
 	inUse      bool
 }
@@ -300,13 +327,14 @@ func (p *pattern) ahead(now time.Time, ready time.Duration) (f foresight) {
 		}
 		at := p.at(t)
 		usual, days := p.usual(at)
+		rise, _ := p.rise(t, ready)
 		for k := range usual {
 			if days < leastDays {
 				break
 			}
 			f.usual[k] = max(f.usual[k], usual[k])
 			if p.confidence(at.kind, k) >= relied && !p.isWrong(k, usual[k]) {
-				f.relied[k], f.inUse = max(f.relied[k], usual[k]), true
+				f.held[k], f.relied[k], f.inUse = max(f.held[k], usual[k]), max(f.relied[k], rise[k]), true
 			}
 		}
 		if !t.Before(until) {
@@ -335,18 +363,16 @@ func (d *demand) learnPattern(c Pattern) {
 	}
 }
 
-// foresee has the pattern learn the interval until now, and returns what it expects until a new replica would serve: 0 for what it does not know well
-// enough. load is what the trend expects then.
-func (d *demand) foresee(load *Load, now time.Time, took, ready time.Duration) amounts {
+// foresee has the pattern learn the interval until now, and forecasts by it. load is what the trend expects when a new replica would serve.
+func (d *demand) foresee(load *Load, now time.Time, took, ready time.Duration) {
 	d.foreseen.byTrend = load.Rate
 	if d.pattern == nil {
-		return amounts{}
+		return
 	}
 	came := *load
 	came.Rate = d.counts[len(d.counts)-1] / Interval.Seconds() * d.mix.pickers()
 	d.pattern.learn(now, took, came.amounts(), now.Add(ready), load.amounts())
 	d.foreseen.byPattern = d.pattern.ahead(now, ready)
-	return d.foreseen.byPattern.relied
 }
 
 // Descriptions of the metrics of patterns.
