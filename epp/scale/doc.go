@@ -21,8 +21,8 @@
 // # From need to size
 //
 // The load is that of the latest minute, or of up to ten minutes that it does not contradict, or the trend of the latest five minutes
-// until a new replica would serve, if that is more: so long as the latest replicas took. If Config.Pattern says so, what is usual at the time of day counts too, where it
-// has forecast better than the trend. What waits in the picker has come too, and is to be served within a minute. More replicas
+// until a new replica would serve, if that is more: so long as the latest replicas took. If Config.Pattern says so, rises that are usual at
+// the time of day count too, where that has forecast better than the trend, and replicas stay that will be needed again within that time. What waits in the picker has come too, and is to be served within a minute. More replicas
 // are wanted at once. Fewer are wanted when they would have been enough for a tenth more load, or two standard errors of the rate, during the whole stabilization window,
 // and not within ten minutes after the direction has changed before. Limits bound both.
 //

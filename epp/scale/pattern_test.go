@@ -286,18 +286,24 @@ const early = time.Hour
 // startPatterned starts a sizer whose replicas take twenty minutes, and which has seen three days with busy hours from one to nine.
 func startPatterned(t *testing.T, c Pattern, busy, quiet float64) *bench {
 	t.Helper()
+	return startAfter(t, c, func(at time.Duration) float64 {
+		if at >= early && at < 9*time.Hour {
+			return busy
+		}
+		return quiet
+	})
+}
+
+// startAfter does so for other days, by the rate at a time of day.
+func startAfter(t *testing.T, c Pattern, rate func(at time.Duration) float64) *bench {
+	t.Helper()
 	b := startSizer(t, 1, 1)
 	b.config.Prefill.Ready, b.config.Decode.Ready = slowStart, slowStart
 	b.config.Pattern = c
 	b.learnPattern(c)
 	if b.pattern != nil {
 		begin := time.Unix(0, 0).UTC()
-		b.pattern.see(begin.AddDate(0, 0, -3), begin, func(t time.Time) float64 {
-			if at := t.Sub(t.Truncate(24 * time.Hour)); at >= early && at < 9*time.Hour {
-				return busy
-			}
-			return quiet
-		})
+		b.pattern.see(begin.AddDate(0, 0, -3), begin, func(t time.Time) float64 { return rate(t.Sub(t.Truncate(24 * time.Hour))) })
 	}
 	return b
 }
@@ -329,6 +335,31 @@ func TestSizesGoAheadOfAnEdge(t *testing.T) {
 			t.Fatalf("%d+%d replicas before the busy hours, after %d+%d", sameP, sameD, p, d)
 		}
 	})
+}
+
+// TestSizesOutlastALull: replicas stay through a lull that is usual at that hour and ends before new ones would serve. By the trend alone they go.
+func TestSizesOutlastALull(t *testing.T) {
+	const quiet, busy = 1, 100
+	lull := func(at time.Duration) float64 {
+		if at >= 20*time.Minute && at < 50*time.Minute {
+			return quiet
+		}
+		return busy
+	}
+	after := func(c Pattern) (before, p int) {
+		b := startAfter(t, c, lull)
+		b.serve(t, 14, busy, 1000, 100, nothing) // until 0:20
+		before, _ = b.sizes()
+		b.serve(t, 104, quiet, 1000, 100, nothing) // until 0:46
+		p, _ = b.sizes()
+		return before, p
+	}
+	if before, p := after(Pattern{}); p >= before {
+		t.Fatalf("%d replicas, before %d: the lull takes none away, and the test would show nothing", p, before)
+	}
+	if before, p := after(Pattern{Days: DaysAlike, Share: 0.8}); p < before-1 {
+		t.Errorf("%d replicas before the lull ends, %d before it has begun", p, before)
+	}
 }
 
 // TestPatternMetrics: the forecasts are told, and only where a pattern is learnt.
