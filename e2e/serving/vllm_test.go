@@ -109,7 +109,7 @@ var simulatedOnly = map[string]string{
 	`Chaos\w*|PrefillLost|Overload|Queues`: "it makes engines fail, or needs to know how much they can do",
 	`ProxyAwaitsPicker`:                    "it is about Envoy's start; any engine will do",
 	`NameServerFails`:                      "it is about how Envoy finds pickers; any engine will do",
-	`Exhaust|LongLink`:                     "it is about how the chaos suite disturbs programs",
+	`Exhaust|LongLink|Pace|CarryOut`:       "it is about how the chaos suite disturbs programs",
 	`StalledLogs|ClockSteps`:               "it is about pipes and clocks of the programs; any engine will do",
 	`Warmup`:                               "it says how long engines take to meet, and needs such as have not",
 	`Rolling\w*|Matrix\w*|Soak`:            "it makes engines fail, or restarts them more often than real ones can be waited for",
