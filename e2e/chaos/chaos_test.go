@@ -197,8 +197,9 @@ func (r *chaosReport) check(t *testing.T) {
 		t.Errorf("%d requests got no pick because a picker was killed, more than 1", picks)
 	}
 	late := r.strands[sidecarHung] + r.strands[prefillHung] + r.strands[decodeHung] // hand-offs that expire before they can be released
-	if r.counts.stale > int64(late) || r.counts.foreign != 0 {
-		t.Errorf("%d stale and %d foreign reads, want at most %d and 0", r.counts.stale, r.counts.foreign, late)
+	// A keeper or a prefill engine that was stopped while decode was lost takes its release when it goes on, which may be too late as well.
+	if most := late + r.strands[decodeGone]; r.counts.stale > int64(most) || r.counts.foreign != 0 {
+		t.Errorf("%d stale and %d foreign reads, want at most %d and 0", r.counts.stale, r.counts.foreign, most)
 	}
 	// A sidecar counts each hand-off that it failed to release, unless it was killed itself, or its client left meanwhile.
 	unknown, most := r.strands[sidecarKilled]+r.strands[prefillCut]+late, r.strands[decodeGone]+r.strands[decodeCut]+r.strands[prefillCut]+late
