@@ -381,7 +381,8 @@ func (w *watchedEngine) end(which func(*vigil) bool) {
 	}
 }
 
-// revives probes an engine that is hung until it answers: once a second, and when a request wants it. It gives up, and forgets the engine, if no request has wanted it for long.
+// revives probes an engine that is hung until it answers: once a second, and when a request wants it. It gives up, and forgets the engine, if
+// no request has wanted it for long.
 func (l *hungList) revives(at pd.Target, w *watchedEngine) bool {
 	retry, since := time.NewTicker(hungRetry), time.Now()
 	defer retry.Stop()
