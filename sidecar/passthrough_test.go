@@ -113,6 +113,22 @@ func TestForms(t *testing.T) {
 	}
 }
 
+// Clients cannot end the requests of others.
+func TestAbortsDoNotPass(t *testing.T) {
+	engine := startEngine(t, says(200, "text/plain", "aborted"))
+	s := startRig(t, engine.addr)
+	for _, uri := range []string{"/inference/v1/abort_requests", "/inference//v1/./abort_requests/", "/inference/v1/abort%5Frequests", "/abort_requests"} {
+		resp, err := open(t, within(t), http.MethodPost, s.url+uri, strings.NewReader(`{"request_ids":["a"]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusBadRequest || len(engine.requests()) > 0 {
+			t.Errorf("%s: status %d", uri, resp.StatusCode)
+		}
+	}
+}
+
 func TestPassthroughWithoutEngine(t *testing.T) {
 	s := startRig(t, refusingAddr(t))
 	got := get(t, s.url+"/v1/models")

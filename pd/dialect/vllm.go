@@ -3,6 +3,7 @@ package dialect
 import (
 	"encoding/json"
 	"net/http"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +22,12 @@ var vllmStrips = []string{"messages.*.content.*.uuid", "messages.*.content.*.ima
 
 // Strips implements Stripper.
 func (vllmEngine) Strips() []string { return vllmStrips }
+
+// vllmAborts are the calls that end requests, also those of other clients. Engines serve the first with --enable-scale-out.
+var vllmAborts = []string{"/inference/v1/abort_requests", "/abort_requests"}
+
+// Passes implements PathLimiter.
+func (vllmEngine) Passes(_, of string) bool { return !slices.Contains(vllmAborts, path.Clean("/"+of)) }
 
 // ReadsEncodings implements EncodingReader.
 func (vllmEngine) ReadsEncodings() {}
