@@ -59,7 +59,7 @@ func TestLostAnswerIsAskedAnew(t *testing.T) {
 		"stream of responses hangs":     {pd.APIResponses, `,"stream":true`, hangsAfter(&decode, streams(created)), "hung", streams(responses), responses},
 		"stream of messages":            {pd.APIMessages, `,"stream":true`, then(streams(start), closes), "broken", streams(messages), messages},
 		"stream of messages, an error":  {pd.APIMessages, `,"stream":true`, streams(start, "event: error\ndata: {\"type\":\"error\",\"error\":{}}\n\n"), "", streams(messages), messages},
-		"stream that could not move":    {pd.APIChat, `,"stream":true,"tools":[{}]`, then(streams(role), resets), "broken", streams(tools), tools},
+		"stream that could not move":    {pd.APIChat, `,"stream":true,"use_beam_search":true`, then(streams(role), resets), "broken", streams(tools), tools},
 		"stream that could not move, 2": {pd.APICompletions, `,"stream":true,"presence_penalty":1`, resets, "broken", streams(wholeStream), wholeStream},
 	} {
 		for way, header := range ways {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tandem-serving/tandem/sidecar/continuation"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -102,9 +103,9 @@ func (e *fakeEngine) health(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// asksWhatItIs reports whether the sidecar wants to know which protocol the engine speaks.
+// asksWhatItIs reports whether the sidecar wants to know which protocol the engine speaks, or whether it parses for others.
 func asksWhatItIs(r *http.Request) bool {
-	return r.UserAgent() == transport.Agent && (r.URL.Path == "/metrics" || r.URL.Path == "/v1/models")
+	return r.UserAgent() == transport.Agent && (r.URL.Path == "/metrics" || r.URL.Path == "/v1/models" || r.URL.Path == continuation.ParsePath)
 }
 
 // silent is an engine that does not say what it is, with a handler for all else.
@@ -122,6 +123,10 @@ func silent(engine http.HandlerFunc) http.Handler {
 func (e *fakeEngine) introduce(w http.ResponseWriter, path string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if path == continuation.ParsePath {
+		w.WriteHeader(http.StatusBadRequest) // it parses, but not this
+		return
+	}
 	if e.metrics == "" || path != "/metrics" {
 		w.WriteHeader(http.StatusNotFound)
 		return

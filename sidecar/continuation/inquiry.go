@@ -34,11 +34,11 @@ const (
 )
 
 // Several reports whether the last event had several ids, of which the last ones may end within a character.
-func (s *Stream) Several() bool { return s.several && !s.finished }
+func (s *Stream) Several() bool { return s.several && !s.finished && !s.parses() }
 
 // Question makes the body of a call of /detokenize whose answer, given to Answer, the leg needs; nil if it needs none, or no more.
 func (s *Stream) Question() []byte {
-	if s.asked.done || s.finished {
+	if s.asked.done || s.finished || s.parses() {
 		return nil
 	}
 	ids := s.sent

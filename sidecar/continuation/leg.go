@@ -17,8 +17,10 @@ func (s *Stream) Refusal() Refusal {
 		return s.why
 	case s.prompt == nil:
 		return Unreadable
-	case s.of.api == pd.APIChat && !s.plain:
+	case s.parses() && s.of.whole == nil, s.of.api == pd.APIChat && !s.plain && !s.parses():
 		return Parsed
+	case s.parses() && s.of.stopped:
+		return Stop
 	case s.of.limit >= 0 && s.of.limit <= s.count && !s.finished:
 		return Unreadable
 	}
@@ -77,7 +79,10 @@ func (s *Stream) Leg(modelLength int64) request.Payload {
 // it generates their tokens again.
 func (s *Stream) Moved() {
 	s.moves++
-	s.follow, s.swallows = true, s.finished
+	s.follow, s.swallows, s.parsed = true, s.finished, s.parses()
+	for n := len(s.chunks); n > 0 && s.chunks[n-1].at >= s.count; n = len(s.chunks) { // of those that were held
+		s.chunks = s.chunks[:n-1]
+	}
 	s.offset = textOffset(s.scored)
 	s.held, s.heldIDs, s.heldN = s.held[:0], s.heldIDs[:0], 0
 	s.asked = inquiry{}

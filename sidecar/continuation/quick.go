@@ -43,7 +43,7 @@ func (s *Stream) quick(e body.Event) (out body.Event, ok bool) {
 	ids := data[at:end]
 	cuts := cutList{}
 	cuts.add(at-1, end+1)
-	if between == len(f.before) {
+	if between == len(f.before) && !s.parsed {
 		s.hold(ids, data, cuts)
 		return out, true
 	}

@@ -22,6 +22,9 @@ type Request struct {
 	scores  bool   // the client asked for log probabilities
 	top     int    // chat: alternatives with each of them
 	stops   *stops // nil: the engine that goes on looks for stop strings itself
+	stopped bool   // there are stop strings
+	tools   bool   // chat: the model may call tools
+	whole   []byte // chat: the request as the client wrote it, if another engine can parse the answer; nil: none can
 }
 
 // Refusal is why a request or a stream cannot go on exactly at another engine; a metric label. "" = it can.
@@ -36,8 +39,8 @@ const (
 	Seed       Refusal = "seed"       // its generator begins anew
 	Structured Refusal = "structured" // the grammar would begin anew
 	Stop       Refusal = "stop"       // a stop string of more than longestStop characters, or none at all
-	Tools      Refusal = "tools"      // calls are parsed, and a completion is not
-	Parsed     Refusal = "parsed"     // the engine parses the text, or it is not known that it does not
+	Tools      Refusal = "tools"      // calls are parsed, and no other engine parses what a completion has
+	Parsed     Refusal = "parsed"     // the engine parses the text, or it is not known that it does not, and no other engine does
 	Media      Refusal = "media"      // token ids do not stand for images, audio or video
 	Logprobs   Refusal = "logprobs"   // of the prompt, or of chosen tokens, which a completion from ids does not have in the same form
 	Unreadable Refusal = "unreadable" // the body, or an event, has another form than vLLM's
@@ -84,6 +87,8 @@ const (
 	rTemperature
 	rIncludeStop
 	rLogprobIDs
+	rParallelCalls
+	rStrict
 )
 
 var requestTable = body.NewTable(
@@ -124,6 +129,8 @@ var requestTable = body.NewTable(
 	body.Want{Path: "temperature", Once: true},
 	body.Want{Path: "include_stop_str_in_output", Once: true},
 	body.Want{Path: "logprob_token_ids", Once: true},
+	body.Want{Path: "parallel_tool_calls", Once: true},
+	body.Want{Path: "tools.*.function.strict"},
 )
 
 // refusing lists members that make a request impossible to go on with, unless they are absent, null, or, where neutral says so, have
@@ -147,7 +154,6 @@ var refusing = []struct {
 	{rGuidedRegex, Structured, nil},
 	{rGuidedChoice, Structured, nil},
 	{rGuidedGrammar, Structured, nil},
-	{rTools, Tools, []string{"[]"}}, // also with a tool_choice of none: some parsers of vLLM then remove calls from the text
 	{rPromptLogprobs, Logprobs, nil},
 	{rEcho, Logprobs, []string{"false"}},
 	{rLogprobIDs, Logprobs, []string{"[]"}},
@@ -163,8 +169,8 @@ var left = []int{rStream, rOptions, rMaxTokens, rMaxCompletionTokens, rMinTokens
 const completionLimit = 16
 
 // Read reads the body of a request, from which the members that clients may not send have been removed. The Request shares nothing
-// with it.
-func Read(api pd.API, b *body.Body) (*Request, Refusal) {
+// with it. parsers says that other engines can parse text of chat.
+func Read(api pd.API, b *body.Body, parsers bool) (*Request, Refusal) {
 	if api != pd.APICompletions && api != pd.APIChat {
 		return nil, OtherAPI
 	}
@@ -179,7 +185,7 @@ func Read(api pd.API, b *body.Body) (*Request, Refusal) {
 		return nil, Unreadable
 	}
 	r := &reading{Request: &Request{api: api, limit: -1}, body: b, scan: &scan}
-	if why := r.read(); why != "" {
+	if why := r.read(parsers); why != "" {
 		return nil, why
 	}
 	return r.Request, ""
@@ -225,7 +231,7 @@ func (r *reading) flag(want int) (set, ok bool) {
 	return false, false
 }
 
-func (r *reading) read() Refusal {
+func (r *reading) read(parsers bool) Refusal {
 	if string(r.value(rStream)) != "true" {
 		return Whole
 	}
@@ -233,6 +239,9 @@ func (r *reading) read() Refusal {
 		if v := r.value(row.want); v != nil && !slices.Contains(row.neutral, string(v)) {
 			return row.why
 		}
+	}
+	if why := r.readTools(parsers); why != "" {
+		return why
 	}
 	var ok bool
 	if r.stops, ok = readStops(r.value(rStop)); !ok {
@@ -261,6 +270,36 @@ func (r *reading) read() Refusal {
 		return Unreadable
 	}
 	return r.keep()
+}
+
+// readTools checks the tools. If the model must call one, or must call it in a given form, its answer follows a grammar. With a tool_choice of
+// none some parsers remove calls from the text, and others none.
+func (r *reading) readTools(parsers bool) Refusal {
+	r.stopped = r.value(rStop) != nil && string(r.value(rStop)) != "[]"
+	if r.api == pd.APIChat && parsers {
+		r.whole = bytes.Join(r.body.Segments(), nil)
+	}
+	tools := r.value(rTools)
+	if r.tools = tools != nil && string(tools) != "[]"; !r.tools {
+		return ""
+	}
+	choice, together := string(r.value(rToolChoice)), string(r.value(rParallelCalls))
+	switch {
+	case r.api != pd.APIChat || !parsers || choice == `"none"`:
+		return Tools
+	case choice != "" && choice != `"auto"`, together != "" && together != "true", r.strict():
+		return Structured
+	case r.stopped:
+		return Stop
+	}
+	return ""
+}
+
+// strict reports whether a call of a tool must follow the schema of the tool.
+func (r *reading) strict() bool {
+	return slices.ContainsFunc(r.scan.Members(), func(m body.Member) bool {
+		return m.Want == rStrict && m.Kind != body.Null && string(r.body.Bytes(m.Value)) != "false"
+	})
 }
 
 func (r *reading) readLimit() bool {

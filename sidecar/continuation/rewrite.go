@@ -33,6 +33,7 @@ const (
 	eTokenLogprobs
 	eTopLogprobs
 	eFingerprint
+	eDelta
 )
 
 var eventTable = body.NewTable(
@@ -56,6 +57,7 @@ var eventTable = body.NewTable(
 	body.Want{Path: "choices.*.logprobs.token_logprobs"},
 	body.Want{Path: "choices.*.logprobs.top_logprobs"},
 	body.Want{Path: "system_fingerprint"},
+	body.Want{Path: "choices.*.delta"},
 )
 
 // readFirst keeps what later events of other engines get: the id and the time of the first one.
@@ -244,11 +246,15 @@ func (s *Stream) chatChoice(data []byte, c change) ([]byte, error) {
 		return null
 	}
 	finish := or(eFinish, c.finish)
-	out := append(append([]byte(`{"index":`), or(eIndex, nil)...), `,"delta":{`...)
-	if text := or(eText, c.text); !s.sparse || string(text) != `""` {
-		out = append(append(out, `"content":`...), text...)
+	out := append(append([]byte(`{"index":`), or(eIndex, nil)...), `,"delta":`...)
+	if parsed := s.member(data, eDelta); parsed != nil {
+		out = append(out, parsed...)
+	} else if text := or(eText, c.text); s.sparse && string(text) == `""` {
+		out = append(out, "{}"...)
+	} else {
+		out = append(append(append(out, `{"content":`...), text...), '}')
 	}
-	out = append(out, `},"logprobs":`...)
+	out = append(out, `,"logprobs":`...)
 	scores := or(eLogprobs, nil)
 	if !bytes.Equal(scores, null) {
 		var err error

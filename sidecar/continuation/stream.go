@@ -22,6 +22,7 @@ type Stream struct {
 	tokens  int64   // in prompt
 	sent    []byte  // ids that the client has the text of, each after a comma
 	count   int64   // in sent
+	chunks  []chunk // of those in sent and held, which came at once
 	last    int     // where the last one begins
 	several bool    // the last event had several ids, of which the last one may end within a character
 
@@ -37,6 +38,8 @@ type Stream struct {
 	scored      []byte     // the data of the last event that was sent, if the client asked for log probabilities
 	plain       bool       // an event of chat had content, so what follows is content too
 	sparse      bool       // events of chat without text have no delta
+	parsed      bool       // the engine parses the text of chat
+	calls       [][]byte   // then: the ids of the calls of tools, with quotes
 	finished    bool       // the finish reason was sent
 	counted     bool       // the event with the usage was sent
 	out         []byte     // of Event
@@ -55,13 +58,19 @@ type Stream struct {
 
 // NewStream makes the Stream of the answer to a request. The ids that it keeps are counted in mem. Close ends it.
 func NewStream(of *Request, mem *pd.BufferedBytes) *Stream {
-	return &Stream{of: of, mem: mem, cached: -1}
+	s := &Stream{of: of, mem: mem, cached: -1, parsed: of.tools}
+	if n := int64(len(of.whole)); mem.Take(n) {
+		s.has = n
+	} else {
+		of.whole = nil
+	}
+	return s
 }
 
 // Close ends the stream.
 func (s *Stream) Close() {
 	s.mem.Release(s.has)
-	s.has, s.prompt, s.sent = 0, nil, nil
+	s.has, s.prompt, s.sent, s.of.whole = 0, nil, nil, nil
 	s.giveUp(Unreadable)
 }
 
@@ -90,6 +99,10 @@ var (
 	noDelta     = []byte(`"delta":{}`)
 	emptyDelta  = []byte(`"delta":{"content":""}`)
 	contentMark = []byte(`"delta":{"content":"`)
+	callsMark   = []byte(`"tool_calls":[`)
+	idMark      = []byte(`"id":"`)
+	reasonMark  = []byte(`"reasoning":"`)
+	reasonDelta = []byte(`"delta":{"reasoning":"`)
 	roleMark    = []byte(`"delta":{"role":`)
 	finishMark  = []byte(`"finish_reason":"`)
 	noChoices   = []byte(`"choices":[]`)
@@ -148,7 +161,7 @@ func (s *Stream) keep(data []byte) body.Event {
 	}
 	ids, at := idsOf(data)
 	if ids != nil && !s.of.wants {
-		if cuts.n == 0 && len(ids) > 0 && s.form.before == nil && !s.of.scores && !bytes.Contains(data, finishMark) {
+		if cuts.n == 0 && len(ids) > 0 && (s.form.before == nil || s.parsed) && !s.of.scores && !bytes.Contains(data, finishMark) {
 			s.learn(data, at+1, len(ids))
 		}
 		cuts.add(at, at+len(ids)+len("[]"))
@@ -161,6 +174,14 @@ func (s *Stream) keep(data []byte) body.Event {
 	case len(ids) == 0:
 		s.withoutIDs(data)
 	case s.why != "":
+	case s.isParsed(data) && s.of.scores && !s.finished && s.scoresPart(data):
+		s.hold(ids, data, cuts)
+		return body.Event{}
+	case s.parsed:
+		s.commit(ids, data)
+		if bytes.Contains(data, noDelta) && !s.finished && !s.of.wants && !s.of.scores { // it was sent only because of the ids
+			return body.Event{}
+		}
 	case s.text(data):
 		if s.of.stops != nil {
 			s.recent.add(s.of.stops, s.textOf(data))
@@ -173,11 +194,39 @@ func (s *Stream) keep(data []byte) body.Event {
 	return s.release(s.event(data, cuts))
 }
 
+// isParsed reports whether the engine parses the text: then it has sent all that is known of the event's ids, also within a character.
+func (s *Stream) isParsed(data []byte) bool {
+	if s.of.api != pd.APIChat {
+		return false
+	}
+	calls := bytes.Index(data, callsMark)
+	s.parsed = s.parsed || calls >= 0 || bytes.Contains(data, reasonMark)
+	if calls >= 0 && bytes.Contains(data[calls:], idMark) {
+		s.noteCalls(data)
+	}
+	return s.parsed
+}
+
+// tokenTable finds the texts of the tokens that have log probabilities in an event of chat.
+var tokenTable = body.NewTable(body.Want{Path: "choices.*.logprobs.content.*.token"})
+
+// scoresPart reports whether the log probabilities of an event end within a character: the next ones, of another engine, would not have the
+// character then.
+func (s *Stream) scoresPart(data []byte) bool {
+	if s.scan.Scan(tokenTable, body.Limits{}, data) != nil {
+		return false
+	}
+	m, ok := s.scan.Find(0)
+	return ok && m.Value.End-m.Value.Start == int64(len(`""`))
+}
+
 // hold keeps an event back whose text is not complete. An engine that parses the text of chat sends one without a delta only because it
 // was asked for ids: the client does not get it, unless it has asked for them too, or for log probabilities.
 func (s *Stream) hold(ids, data []byte, cuts cutList) {
+	n := int64(bytes.Count(ids, comma)) + 1
+	s.noteChunk(n)
 	s.heldIDs = append(append(s.heldIDs, ','), ids...)
-	s.heldN += int64(bytes.Count(ids, comma)) + 1
+	s.heldN += n
 	if s.of.wants || s.of.scores || !bytes.Contains(data, noDelta) {
 		s.held = s.appendEvent(s.held, data, cuts)
 	}
@@ -201,7 +250,10 @@ func (s *Stream) text(data []byte) bool {
 	}
 	switch {
 	case bytes.Contains(data, contentMark):
-		s.plain = true
+		if !s.plain {
+			s.plain = true
+			s.forget()
+		}
 	case bytes.Contains(data, noDelta): // an engine that may parse has parsed no text
 		s.sparse = true
 		return s.finished
@@ -225,6 +277,10 @@ func (s *Stream) textAt(data []byte) (from, to int) {
 		mark = contentMark
 	}
 	at := bytes.Index(data, mark)
+	if at < 0 && s.parsed {
+		mark = reasonDelta
+		at = bytes.Index(data, mark)
+	}
 	if at < 0 {
 		return 0, 0
 	}
@@ -243,8 +299,12 @@ func (s *Stream) commit(ids, data []byte) {
 		return
 	}
 	s.noteMute()
+	n := int64(bytes.Count(ids, comma)) + 1
+	if s.noteChunk(n); s.why != "" {
+		return
+	}
 	s.sent = append(append(append(s.sent, s.heldIDs...), ','), ids...)
-	s.count += s.heldN + int64(bytes.Count(ids, comma)) + 1
+	s.count += s.heldN + n
 	s.last = bytes.LastIndexByte(s.sent, ',')
 	s.several = bytes.IndexByte(ids, ',') >= 0
 	s.asked = inquiry{}
@@ -252,6 +312,14 @@ func (s *Stream) commit(ids, data []byte) {
 	if s.of.scores {
 		s.scored = append(s.scored[:0], data...)
 	}
+}
+
+// forget drops what only a stream needs whose text is parsed.
+func (s *Stream) forget() {
+	n := int64(len(s.of.whole) + chunkBytes*len(s.chunks))
+	s.mem.Release(n)
+	s.has -= n
+	s.of.whole, s.chunks = nil, nil
 }
 
 // firstSent is the first size of the ids that were sent (bytes): enough for some hundred ids.
@@ -275,7 +343,7 @@ func (s *Stream) take(n int64) bool {
 	if !s.mem.Take(n) {
 		s.giveUp(Memory)
 		s.mem.Release(s.has)
-		s.has, s.prompt, s.sent = 0, []byte{}, nil
+		s.has, s.prompt, s.sent, s.of.whole, s.chunks = 0, []byte{}, nil, nil, nil
 		return false
 	}
 	s.has += n

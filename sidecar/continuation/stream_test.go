@@ -10,12 +10,12 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// read reads a request.
-func read(t testing.TB, api pd.API, text string) (*Request, Refusal) {
+// read reads a request, where other engines may have parsers or not.
+func read(t testing.TB, api pd.API, text string, parsers bool) (*Request, Refusal) {
 	t.Helper()
 	var b body.Body
 	b.Append([]byte(text))
-	return Read(api, &b)
+	return Read(api, &b, parsers)
 }
 
 const ask = `{"model":"m","prompt":"x","max_tokens":10,"stream":true}`
@@ -23,7 +23,12 @@ const ask = `{"model":"m","prompt":"x","max_tokens":10,"stream":true}`
 // start begins a stream of a request.
 func start(t testing.TB, api pd.API, text string, memory int64) *Stream {
 	t.Helper()
-	r, why := read(t, api, text)
+	return startWith(t, api, text, memory, true)
+}
+
+func startWith(t testing.TB, api pd.API, text string, memory int64, parsers bool) *Stream {
+	t.Helper()
+	r, why := read(t, api, text, parsers)
 	if why != "" {
 		t.Fatalf("%s is refused: %s", text, why)
 	}
@@ -187,12 +192,20 @@ func TestRefusals(t *testing.T) {
 		{pd.APIChat, `{"messages":[],"stream":true,"logprobs":true,"top_logprobs":21}`, Logprobs},
 		{pd.APIChat, `{"messages":[],"stream":true,"logprobs":true,"logprob_token_ids":[1]}`, Logprobs},
 		{pd.APIChat, `{"messages":[],"stream":true,"tools":[{}],"tool_choice":"none"}`, Tools},
+		{pd.APIChat, `{"messages":[],"stream":true,"tools":[{"function":{"strict":false}}],"tool_choice":"auto","parallel_tool_calls":true}`, ""},
+		{pd.APIChat, `{"messages":[],"stream":true,"tools":[{}],"stop":[]}`, ""},
+		{pd.APIChat, `{"messages":[],"stream":true,"tools":[{}],"stop":"x"}`, Stop},
+		{pd.APIChat, `{"messages":[],"stream":true,"tools":[{}],"tool_choice":"required"}`, Structured},
+		{pd.APIChat, `{"messages":[],"stream":true,"tools":[{}],"tool_choice":{"type":"function"}}`, Structured},
+		{pd.APIChat, `{"messages":[],"stream":true,"tools":[{}],"parallel_tool_calls":false}`, Structured},
+		{pd.APIChat, `{"messages":[],"stream":true,"tools":[{},{"function":{"strict":true}}]}`, Structured},
+		{pd.APICompletions, `{"prompt":"x","stream":true,"tools":[{}]}`, Tools},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"stop":3}`, Stop},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"min_tokens":-1}`, Unreadable},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"max_tokens":"7"}`, Unreadable},
 		{pd.APICompletions, `{"prompt":"x","stream":true`, Unreadable},
 	} {
-		if _, why := read(t, c.api, c.text); why != c.want {
+		if _, why := read(t, c.api, c.text, true); why != c.want {
 			t.Errorf("%s: %q, want %q", c.text, why, c.want)
 		}
 	}
@@ -227,10 +240,19 @@ func TestChatThatIsParsed(t *testing.T) {
 	const form = `data: {"id":"c","created":1,"choices":[{"index":0,"delta":%s,"logprobs":null,"finish_reason":null,"token_ids":[4]}]}` + "\n\n"
 	const role = `data: {"id":"c","created":1,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"prompt_token_ids":[1]}` + "\n\n"
 	for delta, want := range map[string]Refusal{`{"content":"x"}`: "", `{"content":""}`: "", `{"reasoning":"x"}`: Parsed, `{"tool_calls":[]}`: Parsed, `{}`: Parsed, `{"role":"x"}`: Parsed} {
-		s := start(t, pd.APIChat, `{"messages":[],"stream":true,"max_tokens":5}`, 1<<20)
-		feed(t, s, role, fmt.Sprintf(form, delta))
-		if got := s.Refusal(); got != want {
-			t.Errorf("%s: %q, want %q", delta, got, want)
+		for _, parsers := range []bool{true, false} {
+			s := startWith(t, pd.APIChat, `{"messages":[],"stream":true,"max_tokens":5}`, 1<<20, parsers)
+			feed(t, s, role, fmt.Sprintf(form, delta))
+			want := want
+			if parsers && !strings.Contains(delta, "role") {
+				want = ""
+			}
+			if got := s.Refusal(); got != want {
+				t.Errorf("%s, parsers %t: %q, want %q", delta, parsers, got, want)
+			}
+			if parses := s.Parsing() != nil; parses != (parsers && !strings.Contains(delta, "content") && want == "") {
+				t.Errorf("%s, parsers %t: parsed %t", delta, parsers, parses)
+			}
 		}
 	}
 }
@@ -259,7 +281,7 @@ func TestChatWithoutDelta(t *testing.T) {
 }
 
 func TestMemory(t *testing.T) {
-	of, _ := read(t, pd.APICompletions, ask)
+	of, _ := read(t, pd.APICompletions, ask, true)
 	mem := pd.NewBufferedBytes(firstSent + 5)
 	for _, c := range []struct {
 		prompt string
@@ -278,16 +300,35 @@ func TestMemory(t *testing.T) {
 }
 
 func TestEventAllocs(t *testing.T) {
-	s := start(t, pd.APICompletions, `{"prompt":"x","max_tokens":100000,"stream":true}`, 1<<30)
-	feed(t, s, event("a", "null", "[1]", "[4]"))
-	e := parsed(t, event(" hello", "null", "null", "[1234]"))
-	for range 100 {
-		s.Event(e)
+	for name, begin := range steadyStreams {
+		s, e := begin(t)
+		for range 100 {
+			s.Event(e)
+		}
+		s.grow(1 << 20)
+		if n := testing.AllocsPerRun(100, func() { s.Event(e) }); n > 0 {
+			t.Errorf("%s: %v allocations for an event", name, n)
+		}
 	}
-	s.grow(1 << 20)
-	if n := testing.AllocsPerRun(100, func() { s.Event(e) }); n > 0 {
-		t.Errorf("%v allocations for an event", n)
-	}
+}
+
+// steadyStreams begin streams, and return the event that most of them are.
+var steadyStreams = map[string]func(t testing.TB) (*Stream, body.Event){
+	"text": func(t testing.TB) (*Stream, body.Event) {
+		s := start(t, pd.APICompletions, `{"prompt":"x","max_tokens":1000000000,"stream":true}`, 1<<40)
+		feed(t, s, event("a", "null", "[1]", "[4]"))
+		return s, parsed(t, event(" hello", "null", "null", "[1234]"))
+	},
+	"reasoning": func(t testing.TB) (*Stream, body.Event) {
+		s := start(t, pd.APIChat, `{"messages":[],"stream":true}`, 1<<40)
+		feed(t, s, opening, chatEvent(`{"reasoning":"a"}`, "null", "[4]"))
+		return s, parsed(t, chatEvent(`{"reasoning":" hello"}`, "null", "[1234]"))
+	},
+	"arguments": func(t testing.TB) (*Stream, body.Event) {
+		s := start(t, pd.APIChat, askTools, 1<<40)
+		feed(t, s, opening, chatEvent(`{"tool_calls":[{"id":"call-1","type":"function","index":0,"function":{"name":"f"}}]}`, "null", "[4]"))
+		return s, parsed(t, chatEvent(`{"tool_calls":[{"index":0,"function":{"arguments":" hello"}}]}`, "null", "[1234]"))
+	},
 }
 
 func parsed(t testing.TB, text string) (e body.Event) {
@@ -303,11 +344,13 @@ func parsed(t testing.TB, text string) (e body.Event) {
 }
 
 func BenchmarkEvent(b *testing.B) {
-	s := start(b, pd.APICompletions, `{"prompt":"x","max_tokens":1000000000,"stream":true}`, 1<<40)
-	feed(b, s, event("a", "null", "[1]", "[4]"))
-	e := parsed(b, event(" hello", "null", "null", "[1234]"))
-	b.ReportAllocs()
-	for b.Loop() {
-		s.Event(e)
+	for name, begin := range steadyStreams {
+		b.Run(name, func(b *testing.B) {
+			s, e := begin(b)
+			b.ReportAllocs()
+			for b.Loop() {
+				s.Event(e)
+			}
+		})
 	}
 }

@@ -107,7 +107,7 @@ func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Paylo
 
 // mayGoOnFromIDs prepares a stream that may go on from its token ids. It returns what the leg needs for that in its body.
 func (x *Exchange) mayGoOnFromIDs(b *body.Body) (member []byte, why continuation.Refusal) {
-	of, why := continuation.Read(x.API, b)
+	of, why := continuation.Read(x.API, b, x.API == pd.APIChat && x.legs.parsers.may(x.Context, x.legs))
 	if why != "" {
 		return nil, why
 	}
@@ -355,6 +355,7 @@ func (m *mover) tryOthers(why continuation.Refusal, moves int, send sendLeg, mov
 		return overBudget
 	}
 	m.endLeg()
+	result = othersFail
 	for _, t := range targets {
 		err := m.goOnAt(t, moves, send)
 		if err == nil {
@@ -368,9 +369,12 @@ func (m *mover) tryOthers(why continuation.Refusal, moves int, send sendLeg, mov
 		if x.Context.Err() != nil {
 			break
 		}
+		if errors.Is(err, errNoParser) || errors.Is(err, continuation.ErrNoParser) {
+			result = string(continuation.Parsed)
+		}
 		x.legs.warnings.Warn("engine does not go on with a stream", "request_id", x.ID, "target", t.String(), "error", err)
 	}
-	return othersFail
+	return result
 }
 
 // answeringFailed notes that the other engine that answered has failed, if one did. An engine that fails some requests may live on, and so
@@ -470,8 +474,18 @@ func (o *ongoing) send(ctx context.Context, engine transport.Engine, header http
 	if err != nil {
 		return nil, err
 	}
-	l := o.Leg(length)
-	return o.sendTo(ctx, engine, pd.APICompletions.Path(), header, l)
+	parsing := o.Parsing()
+	parse := func(question []byte) ([]byte, error) { return o.parse(ctx, engine, header, question) }
+	if parsing != nil {
+		if _, err := parse(parsing.Check()); err != nil {
+			return nil, fmt.Errorf("asking whether the engine parses tokens: %w", err)
+		}
+	}
+	resp, err := o.sendTo(ctx, engine, pd.APICompletions.Path(), header, o.Leg(length))
+	if err == nil && parsing != nil {
+		resp.Body = newParsedBody(resp.Body, parsing, parse)
+	}
+	return resp, err
 }
 
 // sendTo sends a leg, whose answer must be a stream.
@@ -521,7 +535,7 @@ func (o *ongoing) prepare(ctx context.Context, engine transport.Engine, header h
 }
 
 // maxAsked is the most bytes of an answer to a question.
-const maxAsked = 1 << 20
+const maxAsked = 8 << 20
 
 // ask sends a request with the headers of a leg, and returns the answer.
 func ask(ctx context.Context, engine transport.Engine, method, path string, question []byte, header http.Header) ([]byte, error) {
@@ -537,7 +551,17 @@ func ask(ctx context.Context, engine transport.Engine, method, path string, ques
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAsked))
 	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("the engine answers %s to %s", resp.Status, path)
+		err = &statusError{resp.StatusCode, path}
 	}
 	return answer, err
+}
+
+// statusError says that an engine did not answer 200.
+type statusError struct {
+	status int
+	path   string
+}
+
+func (e *statusError) Error() string {
+	return fmt.Sprintf("the engine answers %d %s to %s", e.status, http.StatusText(e.status), e.path)
 }

@@ -127,7 +127,8 @@ type shared struct {
 	// unable knows the prefill engines that do not read back.
 	unable *unableList
 	// others knows the decode pods that may go on with streams.
-	others *otherList
+	others  *otherList
+	parsers parsers
 
 	evacuating atomic.Bool   // streams leave the local engine
 	leaving    chan struct{} // has an element for each stream that asks other engines because of that
@@ -153,6 +154,7 @@ func New(c Config) *Legs {
 	s.unable = newUnableList(c.Now)
 	s.others = &otherList{Others: c.Continue.Others}
 	s.leaving = make(chan struct{}, maxLeaving)
+	s.parsers.turn = make(chan struct{}, 1)
 	return legsOf(c, s)
 }
 
@@ -160,7 +162,10 @@ func legsOf(c Config, s *shared) *Legs {
 	legs := &Legs{Config: c, shared: s, monotonic: monotonic, rerouting: misroutedList{pods: map[pd.Target]bool{}}}
 	legs.localEngine.address = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
 	legs.localEngine.target = pd.Target{Host: c.Host, Port: uint16(c.Port)}
-	legs.localEngine.changed = func() { s.protocols.doubt(legs.local()) }
+	legs.localEngine.changed = func() {
+		s.protocols.doubt(legs.local())
+		s.parsers.doubt()
+	}
 	if u, ok := c.Dialect.(dialect.Unfinisher); ok && !u.ClientsAbort() {
 		legs.aborted = u.Unfinished
 	}
