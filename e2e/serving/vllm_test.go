@@ -94,6 +94,7 @@ var realCases = []realCase{
 	{"keeper", testKeeper},
 	{"streams that go on", testContinuation},
 	{"streams generated again", testRegeneration},
+	{"streams that are parsed", testParsedStreams},
 	{"engines that hang", testHangs},
 	{"pair", func(t *testing.T) { runPair(t, engines.pair(t, engines.failing)) }},
 	{"prefill stopped, recompute", func(t *testing.T) { testPrefillStopped(t, engines.pair(t, engines.recomputing)) }},

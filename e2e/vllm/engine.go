@@ -63,6 +63,8 @@ type Options struct {
 	Second    Connector // of an engine with Multi; "": Files
 	// Store is the folder that the engines of a pair share, for files of KV caches or of encodings.
 	Store string
+	// Model is the folder of the model; "": the tests' model.
+	Model string
 	// Vision serves a model that sees, with at most four images a request.
 	Vision bool
 	// Encodings exchanges encodings as files, by ECExampleConnector; "": not.
@@ -106,6 +108,7 @@ func Start(ctx context.Context, o Options) (*realengine.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	tools.Model = cmp.Or(o.Model, tools.Model)
 	if o.Vision {
 		if tools.Model, err = realengine.FindPart("visionmodel"); err != nil {
 			return nil, err
