@@ -306,15 +306,14 @@ func TestStreamDoesNotGoOn(t *testing.T) {
 		change func(*Config)
 		result string
 	}{
-		"penalties":  {pd.APICompletions, map[string]any{"presence_penalty": 0.5}, nil, "penalties"},
-		"seed":       {pd.APICompletions, map[string]any{"seed": 1, "temperature": 1}, nil, "seed"},
-		"structured": {pd.APICompletions, map[string]any{"structured_outputs": map[string]any{"regex": "[ab]*"}}, nil, "structured"},
-		"format":     {pd.APIChat, map[string]any{"response_format": map[string]any{"type": "json_object"}}, nil, "structured"},
-		"stop":       {pd.APICompletions, map[string]any{"stop": strings.Repeat("a", 1001)}, nil, "stop"},
-		"tools":      {pd.APIChat, map[string]any{"tools": []any{map[string]any{"type": "function"}}}, nil, "tools"},
+		"penalties":  {pd.APICompletions, map[string]any{"presence_penalty": 0.5, "temperature": 1}, nil, "penalties"},
+		"structured": {pd.APICompletions, map[string]any{"structured_outputs": map[string]any{"regex": "[ab]*"}, "temperature": 1}, nil, "structured"},
+		"format":     {pd.APIChat, map[string]any{"response_format": map[string]any{"type": "json_object"}, "temperature": 1}, nil, "structured"},
+		"stop":       {pd.APICompletions, map[string]any{"stop": strings.Repeat("a", 1001), "temperature": 1}, nil, "stop"},
+		"tools":      {pd.APIChat, map[string]any{"tools": []any{map[string]any{"type": "function"}}, "temperature": 1}, nil, "tools"},
 		"choices":    {pd.APICompletions, map[string]any{"n": 2, "temperature": 1}, nil, "choices"},
 		"batch":      {pd.APICompletions, map[string]any{"prompt": []string{"a", "b"}}, nil, "choices"},
-		"logprobs":   {pd.APIChat, map[string]any{"prompt_logprobs": 1, "stream": true}, nil, "logprobs"},
+		"logprobs":   {pd.APIChat, map[string]any{"prompt_logprobs": 1, "temperature": 1}, nil, "logprobs"},
 		"budget":     {pd.APICompletions, nil, func(c *Config) { c.Continue.Burst = 0 }, "budget"},
 		"memory":     {pd.APICompletions, nil, func(c *Config) { c.Continue.Memory = 10 }, "memory"},
 	} {

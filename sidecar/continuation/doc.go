@@ -6,6 +6,9 @@
 // engine's answer enter the same Stream, and leave as if they were the first engine's. If the engine of a chat parses reasoning and calls of
 // tools, the events go through a Parsing before, which makes the questions for the engine's parser and takes its answers.
 //
+// A stream that no engine can go on with from its middle is a Regeneration instead: another engine gets the client's request again, and the
+// client gets what it does not have of that answer.
+//
 // All of this is vLLM's: its token-in form, its option return_token_ids, its parser for others, and the form of its events.
 //
 // The package sends nothing, and does not choose the engine that goes on.

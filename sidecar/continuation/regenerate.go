@@ -12,9 +12,9 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// Regeneration has a stream of responses or messages go on at another engine, which generates the whole answer again. It compares what
-// that engine says with what the client has, sends none of it twice, and breaks the stream off if it differs. vLLM returns no token ids
-// in these streams, so an engine cannot go on from the middle of one.
+// Regeneration has a stream go on at another engine, which generates the whole answer again. It compares what that engine says with what the
+// client has, sends none of it twice, and breaks the stream off if it differs. It is for streams that no engine can go on with from the middle:
+// those of responses and messages, in which vLLM returns no token ids, and those of chat and completions that Read refuses.
 //
 // The engines must say the same: the request is greedy, or has a seed. Then reasoning, tool calls and structured output go on too.
 //
@@ -32,6 +32,11 @@ type Regeneration struct {
 	created []byte       // when the answer began; nil: its API does not say it
 	number  int64        // of the next event of responses
 	form    deltaForm    // of the last event, if it had text
+	tokens  int64        // of chat and completions, of which the client has ids or log probabilities
+	blank   int          // events of chat and completions since the last part that say nothing
+
+	finished bool // the finish reason of chat or completions was sent
+	counted  bool // the event with their usage was sent
 
 	moves   int
 	follow  bool         // the events are those of another engine than the first
@@ -40,10 +45,25 @@ type Regeneration struct {
 	into    int64        // bytes of its text that the engine has said
 	said    maphash.Hash // of those
 	theirs  [][]byte     // the ids of that engine's answer, in the order of ids
+	given   int64        // tokens of which that engine has sent ids or log probabilities
+	blanks  int          // events of that engine that say nothing, which the client has had from the one before
 	broken  error
 	out     []byte // of Event
 	scan    body.Scanner
 	keyHash maphash.Hash
+
+	// Of the event that was scanned last:
+	pieces []piece
+	calls  []toolCall
+	scored int64 // tokens with ids or log probabilities
+}
+
+// piece is what an event says of one thing: text of one item, or something else. Events of responses and messages are one piece each.
+type piece struct {
+	key    uint64      // as part.key
+	of     body.Member // which says it; the value of a text is without its quotes
+	isText bool
+	call   int // index of its tool call among those of the event; -1: it is of none
 }
 
 // part is an event without text that the client has, or successive events that have text of the same item.
@@ -65,6 +85,11 @@ const (
 	gBackground
 	gTool
 	gToolType
+	gN
+	gBestOf
+	gBeam
+	gPrompt
+	gUsage
 )
 
 var regenerableTable = body.NewTable(
@@ -74,12 +99,18 @@ var regenerableTable = body.NewTable(
 	body.Want{Path: "background", Once: true},
 	body.Want{Path: "tools.*"},
 	body.Want{Path: "tools.*.type"},
+	body.Want{Path: "n", Once: true},
+	body.Want{Path: "best_of", Once: true},
+	body.Want{Path: "use_beam_search", Once: true},
+	body.Want{Path: "prompt", Once: true},
+	body.Want{Path: "stream_options.include_usage", Once: true},
 )
 
-// Regenerable returns why another engine may answer a request of responses or messages with another text, or must not answer it again;
-// "" = it answers with the same.
+// Regenerable returns why another engine may answer a request with another text, or must not answer it again; "" = it answers with the same.
 func Regenerable(api pd.API, b *body.Body) Refusal {
-	if api != pd.APIResponses && api != pd.APIMessages {
+	switch api {
+	case pd.APIResponses, pd.APIMessages, pd.APIChat, pd.APICompletions:
+	default:
 		return OtherAPI
 	}
 	var scan body.Scanner
@@ -99,13 +130,31 @@ func Regenerable(api pd.API, b *body.Body) Refusal {
 		return Whole
 	case api == pd.APIResponses && !onlyFunctions(r):
 		return Tools
-	case api == pd.APIResponses && r.value(gSeed) != nil: // messages have none
+	case (api == pd.APIChat || api == pd.APICompletions) && !oneChoice(api, r):
+		return Choices
+	case api != pd.APIMessages && seeded(r.value(gSeed)): // messages have none
 		return ""
 	}
 	if t, err := strconv.ParseFloat(string(r.value(gTemperature)), 64); err != nil || t != 0 {
 		return Sampled
 	}
 	return ""
+}
+
+// seeded reports whether the seed of a request is one. vLLM takes -1 for none.
+func seeded(seed []byte) bool { return seed != nil && string(seed) != "-1" }
+
+// oneChoice reports whether a request of chat or completions is for one choice of one prompt: events of several come in any order.
+func oneChoice(api pd.API, r *reading) bool {
+	beam, ok := r.flag(gBeam)
+	if !ok || beam || r.number(gN, 1) != 1 || r.number(gBestOf, 1) != 1 {
+		return false
+	}
+	if api == pd.APIChat {
+		return true
+	}
+	prompt, _ := r.scan.Find(gPrompt)
+	return prompt.Kind == body.String || prompt.Kind == body.Array && prompt.First == body.Number
 }
 
 // onlyFunctions reports whether the client calls all tools of a request itself: the engine would call others again.
@@ -161,7 +210,8 @@ func (r *Regeneration) Moved() {
 	r.moves++
 	r.endText()
 	r.follow, r.behind = true, len(r.parts) > 0
-	r.at, r.into, r.theirs, r.form = 0, 0, nil, deltaForm{}
+	r.at, r.into, r.given, r.theirs, r.form = 0, 0, 0, nil, deltaForm{}
+	r.blanks = r.blank
 	r.said.Reset()
 }
 
@@ -174,8 +224,8 @@ func (r *Regeneration) Broken() error { return r.broken }
 // Held returns nothing: no event is held back.
 func (r *Regeneration) Held() []byte { return nil }
 
-// The members of an event of responses or messages, in the order of deltaTable. Those up to dToolName say what an event is, and those from
-// dResponseID to dCallID are ids that an engine makes up.
+// The members of an event, in the order of deltaTable: those of responses and messages, and from dChoices on those of chat and completions.
+// Those up to dToolName say what an event of responses or messages is, and those from dResponseID to dCallID are ids that an engine makes up.
 const (
 	dIndex = iota
 	dOutputIndex
@@ -191,6 +241,8 @@ const (
 	dMessageID
 	dItemID
 	dBlockID
+	dItemCallID
+	dID
 	dCallID
 	dDelta
 	dText
@@ -198,8 +250,29 @@ const (
 	dSignature
 	dJSON
 	dCreated
+	dTime
 	dNumber
 	dLogprob
+	dChoices
+	dChoiceDelta
+	dRole
+	dReasoning
+	dReasoningContent
+	dContent
+	dCompletion
+	dCalls
+	dCall
+	dCallIndex
+	dCallType
+	dCallFunction
+	dCallName
+	dCallArguments
+	dFinish
+	dStop
+	dTokenIDs
+	dScores
+	dScoredTokens
+	dUsage
 )
 
 var deltaTable = body.NewTable(
@@ -218,20 +291,43 @@ var deltaTable = body.NewTable(
 	body.Want{Path: "item.id"},
 	body.Want{Path: "content_block.id"},
 	body.Want{Path: "item.call_id"},
+	body.Want{Path: "id"},
+	body.Want{Path: "choices.*.delta.tool_calls.*.id"},
 	body.Want{Path: "delta"},
 	body.Want{Path: "delta.text"},
 	body.Want{Path: "delta.thinking"},
 	body.Want{Path: "delta.signature"},
 	body.Want{Path: "delta.partial_json"},
 	body.Want{Path: "response.created_at"},
+	body.Want{Path: "created"},
 	body.Want{Path: "sequence_number"},
 	body.Want{Path: "logprobs.*"},
+	body.Want{Path: "choices"},
+	body.Want{Path: "choices.*.delta"},
+	body.Want{Path: "choices.*.delta.role"},
+	body.Want{Path: "choices.*.delta.reasoning"},
+	body.Want{Path: "choices.*.delta.reasoning_content"},
+	body.Want{Path: "choices.*.delta.content"},
+	body.Want{Path: "choices.*.text"},
+	body.Want{Path: "choices.*.delta.tool_calls"},
+	body.Want{Path: "choices.*.delta.tool_calls.*"},
+	body.Want{Path: "choices.*.delta.tool_calls.*.index"},
+	body.Want{Path: "choices.*.delta.tool_calls.*.type"},
+	body.Want{Path: "choices.*.delta.tool_calls.*.function"},
+	body.Want{Path: "choices.*.delta.tool_calls.*.function.name"},
+	body.Want{Path: "choices.*.delta.tool_calls.*.function.arguments"},
+	body.Want{Path: "choices.*.finish_reason"},
+	body.Want{Path: "choices.*.stop_reason"},
+	body.Want{Path: "choices.*.token_ids"},
+	body.Want{Path: "choices.*.logprobs.content"},
+	body.Want{Path: "choices.*.logprobs.tokens"},
+	body.Want{Path: "usage"},
 )
 
 var (
 	errOtherAnswer = errors.New("the other engine answers with another text")
 	errOtherForm   = errors.New("the other engine sends an event that cannot be read")
-	errWithinToken = errors.New("the other engine's log probabilities are not those of the tokens that were sent")
+	errWithinToken = errors.New("the other engine's log probabilities or token ids are not those of the text that was sent")
 )
 
 // Event takes the next event, and returns what the client gets now: nothing, or the event, or its end. It is valid until the next call.
@@ -247,7 +343,13 @@ func (r *Regeneration) Event(e body.Event) body.Event {
 			return body.Event{}
 		}
 		return e
-	case r.scan.Scan(deltaTable, body.Limits{}, e.Data) != nil:
+	case string(e.Data) == doneData:
+		if r.behind && !r.complete() {
+			r.broken = errOtherAnswer
+			return body.Event{}
+		}
+		return e
+	case r.scan.Scan(deltaTable, body.Limits{}, e.Data) != nil || !r.read(e):
 		r.giveUp(Unreadable)
 		if r.follow {
 			r.broken = errOtherForm
@@ -255,23 +357,29 @@ func (r *Regeneration) Event(e body.Event) body.Event {
 		}
 		return e
 	}
-	text := r.textOf()
-	key := r.key(e.Data, e.Name, text.Want)
 	if !r.follow {
 		r.readOwn(e.Data)
-		r.note(key, e, text)
+		r.note(e, 0, 0)
 		return e
 	}
 	r.readTheirs(e.Data)
-	skip := int64(0)
-	if r.behind {
-		if skip = r.compare(key, e.Data, text); r.broken != nil || r.behind || skip < 0 {
-			return body.Event{}
-		}
-		text.Value.Start += skip
+	had, skip := r.compare(e.Data)
+	if r.broken != nil || r.repeats(had, skip) {
+		return body.Event{}
 	}
-	r.note(key, e, text)
-	return r.rewrite(e, text, skip)
+	r.note(e, had, skip)
+	return r.rewrite(e, had, skip)
+}
+
+// read reads the pieces of the event that was scanned last. It returns false if the event has something that is not known.
+func (r *Regeneration) read(e body.Event) bool {
+	r.pieces, r.calls, r.scored = r.pieces[:0], r.calls[:0], 0
+	if choices, ok := r.scan.Find(dChoices); ok {
+		return r.readChoice(e.Data, choices)
+	}
+	text := r.textOf()
+	r.pieces = append(r.pieces, piece{key: r.key(e.Data, e.Name, text.Want), of: text, isText: text.Want >= 0, call: -1})
+	return true
 }
 
 // textOf returns the text of the event that was scanned last, without quotes. Its Want is -1 if the event has none.
@@ -308,7 +416,7 @@ func (r *Regeneration) readOwn(data []byte) {
 		switch {
 		case isID(m) && !has(r.ids, value):
 			r.ids = append(r.ids, bytes.Clone(value))
-		case m.Want == dCreated && r.created == nil:
+		case (m.Want == dCreated || m.Want == dTime) && r.created == nil:
 			r.created = bytes.Clone(value)
 		}
 	}
@@ -329,69 +437,118 @@ func (r *Regeneration) readTheirs(data []byte) {
 }
 
 func isID(m body.Member) bool {
-	return m.Want >= dResponseID && m.Want <= dCallID && m.Kind == body.String
+	return m.Want >= dResponseID && m.Want <= dCallID && m.Kind == body.String && m.Value.Len() > int64(len(`""`))
 }
 
 func has(ids [][]byte, id []byte) bool {
 	return slices.ContainsFunc(ids, func(one []byte) bool { return bytes.Equal(one, id) })
 }
 
-// compare takes an event of the engine that goes on, while it is behind. It returns how many bytes of the text the client has already, and -1
-// if it has the whole event.
-func (r *Regeneration) compare(key uint64, data []byte, text body.Member) (skip int64) {
+// compare compares an event of the engine that goes on with what the client has, while that engine is behind. It returns how many pieces of
+// the event the client has, and how many bytes of the text of the next one.
+func (r *Regeneration) compare(data []byte) (had int, skip int64) {
+	for ; had < len(r.pieces) && r.behind; had++ {
+		if skip, whole := r.comparePiece(&r.pieces[had], data); !whole {
+			return had, skip
+		}
+	}
+	return had, 0
+}
+
+// comparePiece is compare for one piece. whole says that the client has all of it.
+func (r *Regeneration) comparePiece(next *piece, data []byte) (skip int64, whole bool) {
 	p := &r.parts[r.at]
-	if key != p.key {
+	if next.key != p.key {
 		r.broken = errOtherAnswer
-		return -1
+		return 0, false
 	}
 	last := r.at == len(r.parts)-1
 	if !p.isText {
 		r.at++
 		r.behind = !last
-		return -1
+		return 0, true
 	}
-	size := text.Value.End - text.Value.Start
-	skip = min(size, p.bytes-r.into)
-	_, _ = r.said.Write(data[text.Value.Start : text.Value.Start+skip])
+	text := next.of.Value
+	skip = min(text.Len(), p.bytes-r.into)
+	_, _ = r.said.Write(data[text.Start : text.Start+skip])
 	if r.into += skip; r.into < p.bytes {
-		return -1
+		return 0, true
 	}
-	if r.said.Sum64() != p.sum || skip < size && !last {
+	if r.said.Sum64() != p.sum || skip < text.Len() && !last {
 		r.broken = errOtherAnswer
-		return -1
+		return 0, false
 	}
 	r.at++
 	r.into, r.behind = 0, !last
 	r.said.Reset()
-	if skip == size {
-		return -1
-	}
-	if _, scored := r.scan.Find(dLogprob); scored && skip > 0 {
-		r.broken = errWithinToken
-	}
-	return skip
+	return skip, skip == text.Len()
 }
 
-// note notes that the client gets the event that was scanned last, or the end of its text.
-func (r *Regeneration) note(key uint64, e body.Event, text body.Member) {
+// repeats reports whether the client gets nothing of an event of the engine that goes on, because it has all of its pieces. An event of which
+// it has a part only breaks the stream off if its log probabilities or token ids cannot be cut with its text.
+func (r *Regeneration) repeats(had int, skip int64) bool {
+	before := r.given
+	r.given += r.scored
+	all, some := had == len(r.pieces), had > 0 || skip > 0
+	_, scores := r.scan.Find(dLogprob)
+	switch {
+	case r.scored > 0 && r.given <= r.tokens && all:
+		return true
+	case r.scored > 0 && (before < r.tokens || some || r.behind):
+		r.broken = errWithinToken
+	case r.scored > 0:
+	case len(r.pieces) == 0:
+		if !r.behind && r.blanks > 0 {
+			r.blanks--
+			return true
+		}
+		return r.behind
+	case all:
+		return true
+	case some && scores:
+		r.broken = errWithinToken
+	case some && r.pieces[0].of.Want == dRole: // vLLM sends it alone
+		r.broken = errOtherForm
+	}
+	return r.broken != nil
+}
+
+// note notes that the client gets the event that was scanned last, without its first pieces, and without the first bytes of the next one's text.
+func (r *Regeneration) note(e body.Event, had int, skip int64) {
 	if m, ok := r.scan.Find(dNumber); ok && !r.follow {
 		if n, err := strconv.ParseInt(string(e.Data[m.Value.Start:m.Value.End]), 10, 64); err == nil {
 			r.number = n + 1
 		}
 	}
-	if text.Want < 0 {
-		r.form = deltaForm{}
-		r.begin(part{key: key})
+	r.tokens += r.scored
+	if len(r.pieces) == 0 {
+		if r.scored == 0 {
+			r.blank++
+		}
 		return
 	}
-	if n := len(r.parts); n == 0 || r.parts[n-1].key != key {
-		r.begin(part{key: key, isText: true})
+	r.blank, r.blanks, r.form = 0, 0, deltaForm{}
+	for _, p := range r.pieces[had:] {
+		r.notePiece(e.Data, p, skip)
+		skip = 0
+	}
+	if p := r.pieces[0]; len(r.pieces) == 1 && p.isText && !r.follow && r.scored == 0 {
+		r.learn(e, p.of)
+	}
+}
+
+func (r *Regeneration) notePiece(data []byte, p piece, skip int64) {
+	r.finished = r.finished || p.of.Want == dFinish
+	r.counted = r.counted || p.of.Want == dUsage
+	if !p.isText {
+		r.begin(part{key: p.key})
+		return
+	}
+	if n := len(r.parts); n == 0 || r.parts[n-1].key != p.key {
+		r.begin(part{key: p.key, isText: true})
 	}
 	if r.why == "" {
-		r.addText(e.Data[text.Value.Start:text.Value.End])
-	}
-	if !r.follow {
-		r.learn(e, text)
+		r.addText(data[p.of.Value.Start+skip : p.of.Value.End])
 	}
 }
 
@@ -419,18 +576,18 @@ func (r *Regeneration) addText(text []byte) {
 	r.parts[len(r.parts)-1].bytes += int64(len(text))
 }
 
-// rewrite makes the event of the engine that goes on into one of the first engine, without the first bytes of its text.
-func (r *Regeneration) rewrite(e body.Event, text body.Member, skip int64) body.Event {
-	var edits []edit
-	if skip > 0 {
-		edits = append(edits, edit{Span: body.Span{Start: text.Value.Start - skip, End: text.Value.Start}})
-	}
+// rewrite makes the event of the engine that goes on into one of the first engine, without its first pieces, and without the first bytes of
+// the next one's text.
+func (r *Regeneration) rewrite(e body.Event, had int, skip int64) body.Event {
+	edits := r.cuts(e.Data, had, skip)
 	if m, ok := r.scan.Find(dNumber); ok {
 		edits = append(edits, edit{m.Value, strconv.AppendInt(nil, r.number, 10)})
 		r.number++
 	}
-	if m, ok := r.scan.Find(dCreated); ok && r.created != nil {
-		edits = append(edits, edit{m.Value, r.created})
+	for _, want := range []int{dCreated, dTime} {
+		if m, ok := r.scan.Find(want); ok && r.created != nil {
+			edits = append(edits, edit{m.Value, r.created})
+		}
 	}
 	data := splice(e.Data, edits)
 	for i, id := range r.theirs {
@@ -453,11 +610,13 @@ type deltaForm struct {
 	after        []byte // from the quote after the text to the number, or to the end
 	end          []byte // after the number
 	numbered     bool
+	choice       bool // of chat or completions
 }
 
 // learn takes the form of an event with text.
 func (r *Regeneration) learn(e body.Event, text body.Member) {
-	f := deltaForm{name: bytes.Clone(e.Name), before: bytes.Clone(e.Data[:text.Value.Start]), after: bytes.Clone(e.Data[text.Value.End:])}
+	f := deltaForm{name: bytes.Clone(e.Name), before: bytes.Clone(e.Data[:text.Value.Start]), after: bytes.Clone(e.Data[text.Value.End:]),
+		choice: text.Want >= dChoices}
 	if m, ok := r.scan.Find(dNumber); ok {
 		if m.Value.Start < text.Value.End {
 			return
@@ -482,7 +641,7 @@ func (r *Regeneration) quick(e body.Event) bool {
 		}
 		to++
 	}
-	if to >= len(data) {
+	if to >= len(data) || to == from && f.choice { // it says nothing
 		return false
 	}
 	rest, ok := bytes.CutPrefix(data[to:], f.after)
@@ -495,6 +654,7 @@ func (r *Regeneration) quick(e body.Event) bool {
 		return false
 	}
 	r.addText(data[from:to])
+	r.blank = 0
 	if f.numbered {
 		r.number++
 	}

@@ -234,7 +234,7 @@ func TestRegenerationMemory(t *testing.T) {
 // BenchmarkRegenerable measures what an event costs while no engine dies.
 func BenchmarkRegenerable(b *testing.B) {
 	for name, stream := range map[string]string{"messages": toolStream("1", []string{"a"}, strings.Split(strings.Repeat(" hello", 200), "l"), []string{"{}"}),
-		"responses": responseStream("1", strings.Split(strings.Repeat(" hello", 200), "l")...)} {
+		"responses": responseStream("1", strings.Split(strings.Repeat(" hello", 200), "l")...), "chat": chatStream("1", append([]string{role}, strings.Split(strings.Repeat(`{"content":" he"};{"content":"llo"};`, 200)+role, ";")...)...)} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			var events []body.Event

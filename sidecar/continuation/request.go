@@ -252,7 +252,7 @@ func (r *reading) read(parsers bool) Refusal {
 			return Unreadable
 		}
 	}
-	if t := string(r.value(rTemperature)); r.value(rSeed) != nil && t != "0" && t != "0.0" { // without chance a seed has no effect
+	if t := string(r.value(rTemperature)); seeded(r.value(rSeed)) && t != "0" && t != "0.0" { // without chance a seed has no effect
 		return Seed
 	}
 	if r.api == pd.APICompletions {

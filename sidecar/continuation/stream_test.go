@@ -180,6 +180,7 @@ func TestRefusals(t *testing.T) {
 		{pd.APICompletions, `{"prompt":"x","stream":true,"n":1,"seed":3,"temperature":0,"stop":null,"frequency_penalty":0}`, ""},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"seed":3,"temperature":0.5}`, Seed},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"seed":3}`, Seed},
+		{pd.APICompletions, `{"prompt":"x","stream":true,"seed":-1}`, ""},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"frequency_penalty":0.1}`, Penalties},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"stop":"\n"}`, ""},
 		{pd.APICompletions, `{"prompt":"x","stream":true,"stop":["\n","é"]}`, ""},

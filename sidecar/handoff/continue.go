@@ -91,13 +91,9 @@ func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Paylo
 	for _, segment := range payload.Segments {
 		b.Append(segment)
 	}
-	var member []byte
-	why := continuation.Regenerable(x.API, &b)
-	switch why {
-	case "":
-		x.setOngoing(&regenerating{Regeneration: continuation.NewRegeneration(payload, x.legs.Continue.Memory), mover: x.mover()})
-	case continuation.OtherAPI:
-		member, why = x.mayGoOnFromIDs(&b)
+	member, why := x.mayGoOnFromIDs(&b)
+	if why != "" {
+		why = x.mayRegenerate(&b, payload, why)
 	}
 	if why != "" && why != continuation.OtherAPI {
 		x.legs.Metrics.Continued.WithLabelValues(causeNone, string(why)).Inc()

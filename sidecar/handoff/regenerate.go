@@ -1,9 +1,12 @@
 package handoff
 
 import (
+	"bytes"
 	"context"
 	"net/http"
 
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/continuation"
 	"github.com/tandem-serving/tandem/sidecar/relay"
 	"github.com/tandem-serving/tandem/sidecar/transport"
@@ -15,6 +18,20 @@ type regenerating struct {
 	mover
 }
 
+// mayRegenerate prepares a stream that cannot go on from its token ids, as why says, if another engine may generate it again. It returns why the
+// stream cannot go on at all.
+func (x *Exchange) mayRegenerate(b *body.Body, of request.Payload, why continuation.Refusal) continuation.Refusal {
+	again := continuation.Regenerable(x.API, b)
+	switch {
+	case again == "":
+		x.setOngoing(&regenerating{Regeneration: continuation.NewRegeneration(of, x.legs.Continue.Memory), mover: x.mover()})
+		return ""
+	case why == continuation.OtherAPI:
+		return again
+	}
+	return why
+}
+
 // otherAnswer is the result of a stream that has gone on at an engine which then answered with another text; a metric label.
 const otherAnswer = "differs"
 
@@ -24,6 +41,11 @@ func (r *regenerating) GoOn(cause error) *relay.Answer {
 		r.x.legs.Metrics.Continued.WithLabelValues(causeNone, otherAnswer).Inc()
 		r.x.legs.warnings.Warn("stream does not go on", "request_id", r.x.ID, "error", r.Broken())
 		return nil
+	}
+	if end := r.End(); end != nil {
+		r.endLeg()
+		r.answer = relay.NewAnswer(bytes.NewReader(end))
+		return r.answer
 	}
 	return r.brokeOff(cause, r.tryOthers(r.Refusal(), r.Moves(), r.send, r.Moved))
 }
