@@ -11,8 +11,9 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// testRegeneration has streams of responses and messages break off after every third event: another decode engine generates
-// them again, and the client reads one stream with the text of an undisturbed one.
+// testRegeneration has streams of responses and messages break off after every third event, and streams of chat and completions that no engine
+// can go on with from their token ids six times each: another decode engine generates them again, and the client reads one stream with
+// the text of an undisturbed one.
 func testRegeneration(t *testing.T) {
 	p := engines.pair(t, engines.failing)
 	other := engines.recomputing.Address()
@@ -51,7 +52,71 @@ func testRegeneration(t *testing.T) {
 			})
 		}
 	}
+	tools := []any{map[string]any{"type": "function", "function": map[string]any{"name": "note", "strict": true, "parameters": map[string]any{"type": "object",
+		"properties": map[string]any{"text": map[string]any{"type": "string", "minLength": 300}}, "required": []string{"text"}, "additionalProperties": false}}}}
+	numbers := map[string]any{"type": "array", "items": map[string]any{"type": "integer"}, "minItems": 40}
+	for name, c := range map[string]struct {
+		api     pd.API
+		members map[string]any
+	}{
+		"chat, JSON": {pd.APIChat, map[string]any{"ignore_eos": false,
+			"response_format": map[string]any{"type": "json_schema", "json_schema": map[string]any{"name": "numbers", "schema": numbers}}}},
+		"chat, a regular expression": {pd.APIChat, map[string]any{"ignore_eos": false, "structured_outputs": map[string]any{"regex": "[a-z]{300}[0-9]{20}"}}},
+		"chat, a seed":               {pd.APIChat, map[string]any{"seed": 7, "temperature": 1}},
+		"chat, penalties":            {pd.APIChat, map[string]any{"frequency_penalty": 0.5}},
+		"chat, some tool":            {pd.APIChat, map[string]any{"ignore_eos": false, "tools": tools, "tool_choice": "required", "seed": 7, "temperature": 1}},
+		"chat, a tool by name": {pd.APIChat, map[string]any{"ignore_eos": false, "tools": tools, "seed": 7, "temperature": 1,
+			"tool_choice": map[string]any{"type": "function", "function": map[string]any{"name": "note"}}}},
+		"completions, penalties": {pd.APICompletions, map[string]any{"presence_penalty": 0.5}},
+	} {
+		for _, remote := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, remote %t", name, remote), func(t *testing.T) {
+				call := p.Ask(c.api, 40, true)
+				call.Tokens, call.Members = 60, c.members
+				ask := string(withoutIDs(call.Body(p.Model)))
+				undisturbed := streamOf(t, "http://"+other, c.api, ask)
+				want, wantCall, total := read(t, undisturbed), madeCall(undisturbed), strings.Count(undisturbed, "data: ")
+				if calls := c.members["tools"] != nil; total < 10 || calls != (len(wantCall.arguments) > 10) {
+					t.Fatalf("an undisturbed stream has %d events: %s", total, undisturbed)
+				}
+				var header []string
+				if remote {
+					header = []string{pd.HeaderPrefill, p.Prefill.Addr}
+				}
+				for at := 3; at < total; at += max(1, total/6) { // until the third one it is asked anew
+					cut.after.Store(int64(at))
+					stream := streamOf(t, "http://"+breaks.Addr("http"), c.api, ask, append(header, pd.HeaderDestination, cut.addr+","+other)...)
+					if got, call := read(t, stream), madeCall(stream); !got.equals(want) || call != wantCall {
+						t.Errorf("broken off after %d of %d events:\n%+v %+v\nwant\n%+v %+v", at, total, got, call, want, wantCall)
+					}
+				}
+			})
+		}
+	}
 	p.MustRelease(t, p.Prefill.Metric(t, harness.Expiries))
+}
+
+// oneCall is what a client reads of a tool call in a stream of chat.
+type oneCall struct {
+	ids             int
+	name, arguments string
+}
+
+var (
+	callID   = regexp.MustCompile(`"id":"chatcmpl-tool-`)
+	callName = regexp.MustCompile(`"name":"([^"]*)"`)
+	callText = regexp.MustCompile(`"arguments":"((?:[^"\\]|\\.)*)"`)
+)
+
+func madeCall(stream string) (c oneCall) {
+	c.ids = len(callID.FindAllString(stream, -1))
+	for _, m := range callName.FindAllStringSubmatch(stream, -1) {
+		c.name += m[1]
+	}
+	for _, m := range callText.FindAllStringSubmatch(stream, -1) {
+		c.arguments += m[1]
+	}
+	return c
 }
 
 var (
