@@ -87,7 +87,9 @@ func TestStreamIsRegeneratedAtEveryToken(t *testing.T) {
 		"chat, penalties":          {pd.APIChat, map[string]any{"frequency_penalty": 0.5, "stream_options": map[string]any{"include_usage": true}}, "local", 3, 1},
 		"chat, tools":              {pd.APIChat, map[string]any{"tools": []any{map[string]any{"type": "function", "function": map[string]any{"name": "f"}}}, "seed": 7, "temperature": 1}, "local", 4, 5},
 		"chat, ids":                {pd.APIChat, map[string]any{"seed": 7, "temperature": 1, "return_token_ids": true, "logprobs": true}, "local", 4, 1},
-		"completions, penalties":   {pd.APICompletions, map[string]any{"presence_penalty": 0.5}, "local", 1, 1},
+		"chat, an image": {pd.APIChat, map[string]any{"messages": []any{map[string]any{"role": "user", "content": []any{
+			map[string]any{"type": "text", "text": "what is it"}, map[string]any{"type": "image_url", "image_url": map[string]any{"url": "data:image/gif;base64,R0lGODlh"}}}}}}, "local", 4, 5},
+		"completions, penalties": {pd.APICompletions, map[string]any{"presence_penalty": 0.5}, "local", 1, 1},
 		"completions, running": {pd.APICompletions, map[string]any{"presence_penalty": 0.5, "logprobs": 1,
 			"stream_options": map[string]any{"include_usage": true, "continuous_usage_stats": true}}, "local", 4, 1},
 		"completions, a long stop, remote": {pd.APICompletions, map[string]any{"stop": strings.Repeat("a", 1001)}, "remote", 4, 5},
