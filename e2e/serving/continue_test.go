@@ -3,23 +3,16 @@ package serving
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"log"
 	"math"
 	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/iotest"
 	"time"
 
 	"github.com/tandem-serving/tandem/e2e/harness"
@@ -66,11 +59,11 @@ func testContinuation(t *testing.T) {
 					c.events = append(c.events, at)
 				}
 			}
-			cut := newCutter(t, p.Decode.Addr)
-			s := harness.StartSidecar(t, cut.addr, "--continue-times=1", "--continue-burst=1000")
+			cut := harness.NewCutter(t, p.Decode.Addr)
+			s := harness.StartSidecar(t, cut.Addr, "--continue-times=1", "--continue-burst=1000")
 			for _, at := range c.events {
-				cut.after.Store(int64(at))
-				got := read(t, streamOf(t, "http://"+s.Addr("http"), c.call.API, body, pd.HeaderPrefill, p.Prefill.Addr, pd.HeaderDestination, cut.addr+","+other))
+				cut.After.Store(int64(at))
+				got := read(t, streamOf(t, "http://"+s.Addr("http"), c.call.API, body, pd.HeaderPrefill, p.Prefill.Addr, pd.HeaderDestination, cut.Addr+","+other))
 				if !got.equals(want) {
 					t.Errorf("broken off after %d of %d events:\n%+v\nwant\n%+v", at, total, got, want)
 				}
@@ -197,15 +190,15 @@ func testKilledStream(t *testing.T, p *harness.Pair, other string) {
 // testAskedAnew has the connection to the decode engine break in the middle of each kind of whole answer, and then has the engine itself die
 // while it generates one: another engine answers, with the tokens of an undisturbed one.
 func testAskedAnew(t *testing.T, p *harness.Pair, other string) {
-	cut := newCutter(t, p.Decode.Addr)
-	cut.whole.Store(true)
-	breaks, kills := harness.StartSidecar(t, cut.addr, "--continue-times=1"), harness.StartSidecar(t, p.Decode.Addr, "--continue-times=1")
+	cut := harness.NewCutter(t, p.Decode.Addr)
+	cut.Whole.Store(true)
+	breaks, kills := harness.StartSidecar(t, cut.Addr, "--continue-times=1"), harness.StartSidecar(t, p.Decode.Addr, "--continue-times=1")
 	for _, api := range []pd.API{pd.APICompletions, pd.APIChat, pd.APIResponses, pd.APIMessages} {
 		for _, remote := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, remote %t", api, remote), func(t *testing.T) {
 				call := p.Ask(api, 70, false)
 				want := p.Want(t, call)
-				call.Header = map[string]string{pd.HeaderDestination: cut.addr + "," + other}
+				call.Header = map[string]string{pd.HeaderDestination: cut.Addr + "," + other}
 				if remote {
 					call = call.Remote(p.Prefill.Addr)
 				}
@@ -389,62 +382,4 @@ func read(t *testing.T, stream string) (s said) {
 	}
 	s.answers = len(own)
 	return s
-}
-
-// cutter stands before an engine and breaks each stream off after some events, as the end of the engine does.
-type cutter struct {
-	addr  string
-	after atomic.Int64
-	whole atomic.Bool // it breaks off other answers too, after their first bytes
-}
-
-func newCutter(t *testing.T, engine string) *cutter {
-	t.Helper()
-	c := &cutter{}
-	to := &url.URL{Scheme: "http", Host: engine}
-	front := httptest.NewServer(&httputil.ReverseProxy{FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0), Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) },
-		ModifyResponse: func(resp *http.Response) error {
-			switch {
-			case strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream"):
-				resp.Body = &cutBody{ReadCloser: resp.Body, left: int(c.after.Load())}
-			case c.whole.Load() && resp.Request.Method == http.MethodPost:
-				resp.Body = cutWhole{io.MultiReader(io.LimitReader(resp.Body, 10), iotest.ErrReader(errCut)), resp.Body}
-			}
-			return nil
-		}})
-	t.Cleanup(front.Close)
-	c.addr = strings.TrimPrefix(front.URL, "http://")
-	return c
-}
-
-// cutWhole is the beginning of an answer.
-type cutWhole struct {
-	io.Reader
-	io.Closer
-}
-
-// cutBody is a stream that ends after some events.
-type cutBody struct {
-	io.ReadCloser
-	left int
-}
-
-var errCut = errors.New("the stream was broken off")
-
-// Read implements io.Reader. vLLM sends each event in one chunk, so that no read ends within the blank line.
-func (b *cutBody) Read(p []byte) (int, error) {
-	if b.left <= 0 {
-		return 0, errCut
-	}
-	n, err := b.ReadCloser.Read(p)
-	end := 0
-	for b.left > 0 {
-		at := bytes.Index(p[end:n], []byte("\n\n"))
-		if at < 0 {
-			return n, err
-		}
-		end += at + 2
-		b.left--
-	}
-	return end, nil
 }

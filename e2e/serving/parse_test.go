@@ -32,8 +32,8 @@ func testParsedStreams(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	cut := newCutter(t, first.Address())
-	s := harness.StartSidecar(t, cut.addr, "--continue-times=1", "--continue-burst=1000")
+	cut := harness.NewCutter(t, first.Address())
+	s := harness.StartSidecar(t, cut.Addr, "--continue-times=1", "--continue-burst=1000")
 	peer := harness.StartSidecar(t, other.Address()).Addr("http")
 	const thought = "<think>\nThe user é asks 😀 for the weather.\n</think>\n\n"
 	const calls = `Let me look 🌦.
@@ -73,8 +73,8 @@ func testParsedStreams(t *testing.T) {
 				step = 13
 			}
 			for at := 2; at < total; at += step {
-				cut.after.Store(int64(at))
-				resp := openStream(t, "http://"+s.Addr("http"), pd.APIChat, string(body), pd.HeaderDestination, cut.addr+","+peer)
+				cut.After.Store(int64(at))
+				resp := openStream(t, "http://"+s.Addr("http"), pd.APIChat, string(body), pd.HeaderDestination, cut.Addr+","+peer)
 				if got := read(t, streamIn(t, resp)); !got.equals(want) {
 					t.Errorf("broken off after %d of %d events:\n%+v\nwant\n%+v", at, total, got, want)
 				}

@@ -17,8 +17,8 @@ import (
 func testRegeneration(t *testing.T) {
 	p := engines.pair(t, engines.failing)
 	other := engines.recomputing.Address()
-	cut := newCutter(t, p.Decode.Addr)
-	breaks := harness.StartSidecar(t, cut.addr, "--continue-times=1", "--continue-burst=1000")
+	cut := harness.NewCutter(t, p.Decode.Addr)
+	breaks := harness.StartSidecar(t, cut.Addr, "--continue-times=1", "--continue-burst=1000")
 	for _, api := range []pd.API{pd.APIResponses, pd.APIMessages} {
 		for _, remote := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, remote %t", api, remote), func(t *testing.T) {
@@ -43,8 +43,8 @@ func testRegeneration(t *testing.T) {
 					step = 11
 				}
 				for at := 5; at < total; at += step { // until the fifth one it is asked anew
-					cut.after.Store(int64(at))
-					got := streamOf(t, "http://"+breaks.Addr("http"), api, ask, append(header, pd.HeaderDestination, cut.addr+","+other)...)
+					cut.After.Store(int64(at))
+					got := streamOf(t, "http://"+breaks.Addr("http"), api, ask, append(header, pd.HeaderDestination, cut.Addr+","+other)...)
 					if got := outline(t, got); got != want {
 						t.Errorf("broken off after %d of %d events:\n%s\nwant\n%s", at, total, got, want)
 					}
@@ -84,8 +84,8 @@ func testRegeneration(t *testing.T) {
 					header = []string{pd.HeaderPrefill, p.Prefill.Addr}
 				}
 				for at := 3; at < total; at += max(1, total/6) { // until the third one it is asked anew
-					cut.after.Store(int64(at))
-					stream := streamOf(t, "http://"+breaks.Addr("http"), c.api, ask, append(header, pd.HeaderDestination, cut.addr+","+other)...)
+					cut.After.Store(int64(at))
+					stream := streamOf(t, "http://"+breaks.Addr("http"), c.api, ask, append(header, pd.HeaderDestination, cut.Addr+","+other)...)
 					if got, call := read(t, stream), madeCall(stream); !got.equals(want) || call != wantCall {
 						t.Errorf("broken off after %d of %d events:\n%+v %+v\nwant\n%+v %+v", at, total, got, call, want, wantCall)
 					}

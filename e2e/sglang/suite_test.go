@@ -80,6 +80,7 @@ var cases = []struct {
 	{"refused", testRefused, false},
 	{"client gone", testClientGone, false},
 	{"aborted", testAborted, false},
+	{"streams generated again", testAgain, false},
 	{"prefill stopped", testPrefillStopped, true},
 	{"prefill killed", testPrefillKilled, true},
 	{"decode killed", testDecodeKilled, true},
