@@ -266,6 +266,11 @@ type Continuer interface {
 	ContinuesFromIDs()
 }
 
+// Regenerator is a Dialect of engines that answer chats and completions again, with a prefill engine, if another one has lost the answer.
+type Regenerator interface {
+	Regenerates()
+}
+
 // LimitKeeper is a Dialect whose prefill legs have the client's own limits: what prefill refuses, decode would refuse.
 type LimitKeeper interface {
 	KeepsLimits()

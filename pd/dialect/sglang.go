@@ -205,6 +205,9 @@ func (*sglang) Passes(method, of string) bool {
 // KeepsLimits implements LimitKeeper.
 func (*sglang) KeepsLimits() {}
 
+// Regenerates implements Regenerator.
+func (*sglang) Regenerates() {}
+
 // Checks implements Checker: responses and messages always have a prompt, which the engine's template makes.
 func (*sglang) Checks(api pd.API) bool {
 	return api == pd.APICompletions || api == pd.APIChat || api == pd.APISGLang
@@ -442,6 +445,7 @@ var (
 	_ Caller         = (*sglang)(nil)
 	_ PathLimiter    = (*sglang)(nil)
 	_ LimitKeeper    = (*sglang)(nil)
+	_ Regenerator    = (*sglang)(nil)
 	_ Rendezvous     = (*sglangAttempt)(nil)
 	_ Aborter        = (*sglangAttempt)(nil)
 	_ HeaderSetter   = (*sglangAttempt)(nil)

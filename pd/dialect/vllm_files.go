@@ -19,6 +19,9 @@ func newVLLMFiles(Options) Dialect { return vllmFiles{} }
 // Shape implements Dialect: sent at once, the decode leg would find nothing yet.
 func (vllmFiles) Shape() Shape { return Serial }
 
+// ContinuesFromIDs implements Continuer.
+func (vllmFiles) ContinuesFromIDs() {}
+
 // Attempt implements Dialect.
 func (vllmFiles) Attempt(_ context.Context, r *request.Request, _ pd.Target) (Attempt, error) {
 	return &filesAttempt{request: r, cached: -1}, nil
@@ -62,5 +65,6 @@ func (a *filesAttempt) Decode() (request.Payload, error) { return a.request.Loca
 var (
 	_ Dialect        = vllmFiles{}
 	_ Unfinisher     = vllmFiles{}
+	_ Continuer      = vllmFiles{}
 	_ UsageCorrector = (*filesAttempt)(nil)
 )

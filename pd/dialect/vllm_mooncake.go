@@ -116,6 +116,9 @@ func (*vllmMooncake) StripsHeader(name string) bool { return name == rankHeader 
 // Controls implements Controller: what may end the prefill leg by its first token.
 func (*vllmMooncake) Controls() []string { return limitControls }
 
+// ContinuesFromIDs implements Continuer.
+func (*vllmMooncake) ContinuesFromIDs() {}
+
 // PushesAfterAnswer implements Pusher.
 func (*vllmMooncake) PushesAfterAnswer() (decodeKeeps bool) { return true }
 
@@ -267,6 +270,7 @@ var (
 	_ HeaderStripper  = (*vllmMooncake)(nil)
 	_ Unfinisher      = (*vllmMooncake)(nil)
 	_ Pusher          = (*vllmMooncake)(nil)
+	_ Continuer       = (*vllmMooncake)(nil)
 	_ Rendezvous      = (*mooncakeAttempt)(nil)
 	_ Ranked          = (*mooncakeAttempt)(nil)
 	_ HeaderSetter    = (*mooncakeAttempt)(nil)

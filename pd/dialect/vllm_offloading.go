@@ -36,6 +36,9 @@ func (d *vllmOffloading) Attempt(_ context.Context, r *request.Request, prefill 
 // StripsHeader implements HeaderStripper: the rank is the attempt's.
 func (*vllmOffloading) StripsHeader(name string) bool { return name == rankHeader }
 
+// ContinuesFromIDs implements Continuer.
+func (*vllmOffloading) ContinuesFromIDs() {}
+
 // PushesAfterAnswer implements Pusher: decode notices that prefill has ended, and not that it hangs.
 func (*vllmOffloading) PushesAfterAnswer() (decodeKeeps bool) { return false }
 
@@ -125,6 +128,7 @@ var (
 	_ HeaderStripper = (*vllmOffloading)(nil)
 	_ Unfinisher     = (*vllmOffloading)(nil)
 	_ Pusher         = (*vllmOffloading)(nil)
+	_ Continuer      = (*vllmOffloading)(nil)
 	_ Rendezvous     = (*offloadingAttempt)(nil)
 	_ Puller         = (*vllmOffloading)(nil)
 	_ PullAttempt    = (*offloadingAttempt)(nil)

@@ -107,7 +107,8 @@ var regenerableTable = body.NewTable(
 )
 
 // Regenerable returns why another engine may answer a request with another text, or must not answer it again; "" = it answers with the same.
-func Regenerable(api pd.API, b *body.Body) Refusal {
+// seeds says that two engines answer alike if the request has a seed.
+func Regenerable(api pd.API, b *body.Body, seeds bool) Refusal {
 	switch api {
 	case pd.APIResponses, pd.APIMessages, pd.APIChat, pd.APICompletions:
 	default:
@@ -132,7 +133,7 @@ func Regenerable(api pd.API, b *body.Body) Refusal {
 		return Tools
 	case (api == pd.APIChat || api == pd.APICompletions) && !oneChoice(api, r):
 		return Choices
-	case api != pd.APIMessages && seeded(r.value(gSeed)): // messages have none
+	case seeds && api != pd.APIMessages && seeded(r.value(gSeed)): // messages have none
 		return ""
 	}
 	if t, err := strconv.ParseFloat(string(r.value(gTemperature)), 64); err != nil || t != 0 {

@@ -328,7 +328,7 @@ func TestRegenerable(t *testing.T) {
 	} {
 		var b body.Body
 		b.Append([]byte(c.text))
-		if why := Regenerable(c.api, &b); why != c.want {
+		if why := Regenerable(c.api, &b, true); why != c.want {
 			t.Errorf("%s %s: %q, want %q", c.api, c.text, why, c.want)
 		}
 	}

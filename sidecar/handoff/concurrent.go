@@ -100,6 +100,7 @@ func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 	defer inflight.Dec()
 	v := x.legs.watchLocal(req.Body.Len(), p.decode.cancel)
 	defer v.over(false)
+	x.beginsLeg(v, func() { p.decode.cancel(errLeft) })
 	resp, err := p.awaitHeaders()
 	if resp != nil {
 		status = resp.StatusCode
@@ -122,6 +123,7 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 	if err != nil {
 		return nil, fmt.Errorf("editing the decode leg: %w", err)
 	}
+	l = x.mayGoOn(req, l)
 	toPrefill, err := p.attempt.Prefill() // now: the body of the request is dropped when decode has answered, however early
 	if err != nil {
 		return nil, fmt.Errorf("editing the prefill leg: %w", err)
@@ -470,10 +472,10 @@ func (p *legPair) pulled(resp *http.Response) time.Duration {
 	return time.Since(p.prefilled.at)
 }
 
-// endAnswer ends an attempt whose answer went to the client. If the answer broke off, both engines abort. Otherwise prefill's
-// answer comes at about the same time as the end of decode's, and is waited for.
+// endAnswer ends an attempt whose answer went to the client. If the answer broke off, or went on elsewhere, both engines abort. Otherwise
+// prefill's answer comes at about the same time as the end of decode's, and is waited for.
 func (p *legPair) endAnswer() {
-	if p.x.Client.End != pd.EndDone {
+	if p.x.Client.End != pd.EndDone || p.x.Moved() {
 		p.abort()
 		return
 	}
@@ -604,6 +606,9 @@ func (p *legPair) beginAnswer() {
 	}
 	if cached, ok := x.handoff.cached(); ok {
 		x.CorrectCached(cached)
+		if o, ok := x.ongoing.(*ongoing); ok {
+			o.SetCached(cached)
+		}
 	}
 	x.Clock.Enter(pd.PhaseFirst, p.sent)
 	x.Clock.Overlap(end.Sub(p.sent))

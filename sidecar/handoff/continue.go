@@ -77,7 +77,7 @@ func (x *Exchange) mover() mover {
 func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Payload {
 	x.endOngoing()
 	_, able := x.legs.Dialect.(dialect.Continuer)
-	if !able || x.legs.Continue.Times == 0 || !req.Stream() {
+	if !able && !x.regenerates() || x.legs.Continue.Times == 0 || !req.Stream() {
 		return l
 	}
 	if x.unreferenced != nil { // another engine may not find what a reference names
@@ -91,7 +91,10 @@ func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Paylo
 	for _, segment := range payload.Segments {
 		b.Append(segment)
 	}
-	member, why := x.mayGoOnFromIDs(&b)
+	member, why := []byte(nil), continuation.OtherAPI
+	if able {
+		member, why = x.mayGoOnFromIDs(&b)
+	}
 	if why != "" {
 		why = x.mayRegenerate(&b, payload, why)
 	}
@@ -401,7 +404,7 @@ func (x *Exchange) others() []pd.Target {
 	known := len(all)
 	add(found)
 	all = all[:min(len(all), known+maxFound)]
-	if x.legs.Continue.OnPrefill {
+	if x.legs.Continue.OnPrefill && !x.regenerates() {
 		add(x.Route.Targets)
 	}
 	return all

@@ -5,7 +5,9 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/continuation"
 	"github.com/tandem-serving/tandem/sidecar/relay"
@@ -21,7 +23,7 @@ type regenerating struct {
 // mayRegenerate prepares a stream that cannot go on from its token ids, as why says, if another engine may generate it again. It returns why the
 // stream cannot go on at all.
 func (x *Exchange) mayRegenerate(b *body.Body, of request.Payload, why continuation.Refusal) continuation.Refusal {
-	again := continuation.Regenerable(x.API, b)
+	again := continuation.Regenerable(x.API, b, !x.regenerates()) // SGLang obeys seeds only with --enable-deterministic-inference
 	switch {
 	case again == "":
 		x.setOngoing(&regenerating{Regeneration: continuation.NewRegeneration(of, x.legs.Continue.Memory), mover: x.mover()})
@@ -30,6 +32,23 @@ func (x *Exchange) mayRegenerate(b *body.Body, of request.Payload, why continuat
 		return again
 	}
 	return why
+}
+
+// regenerates reports whether another engine needs a prefill engine, as the local one does, to answer a request again.
+func (x *Exchange) regenerates() bool {
+	_, is := x.legs.Dialect.(dialect.Regenerator)
+	return is && (x.API == pd.APIChat || x.API == pd.APICompletions)
+}
+
+// nameCandidates has the sidecar of the other engine run both legs, with the prefill candidates of the request, and with the shared secret with
+// which it came.
+func (x *Exchange) nameCandidates(header http.Header) {
+	for _, t := range x.Route.Targets {
+		header.Add(pd.HeaderPrefill, t.String())
+	}
+	if secrets := x.request.Header.Values(pd.HeaderAuth); len(secrets) > 0 {
+		header[http.CanonicalHeaderKey(pd.HeaderAuth)] = secrets
+	}
 }
 
 // otherAnswer is the result of a stream that has gone on at an engine which then answered with another text; a metric label.
@@ -62,6 +81,9 @@ func (r *regenerating) Leave() *relay.Answer {
 
 // send sends the request as the client sent it.
 func (r *regenerating) send(ctx context.Context, engine transport.Engine, header http.Header) (*http.Response, error) {
+	if r.x.regenerates() {
+		r.x.nameCandidates(header)
+	}
 	return r.sendTo(ctx, engine, r.x.request.URL.RequestURI(), header, r.Leg())
 }
 

@@ -641,9 +641,11 @@ sidecar.warmUp is true, but sidecars do not have the key of engine.apiKeySecret 
 {{- define "tandem.check.continuation" -}}
 {{- $continuation := .Values.sidecar.continuation -}}
 {{- if $continuation.times -}}
-  {{- if ne (include "tandem.connector" .) "nixlv2" }}
+  {{- if not (has (include "tandem.connector" .) (list "nixlv2" "nixl-push" "mooncake" "offloading" "shared-storage" "sglang")) }}
 {{ printf "sidecar.continuation.times is %v, but streams of the hand-off protocol %s cannot go on elsewhere: set it to 0"
      $continuation.times (include "tandem.connector" .) }}
+  {{- else if and $continuation.onPrefill (eq (include "tandem.connector" .) "sglang") }}
+sidecar.continuation.onPrefill is true, but prefill engines of SGLang answer no requests: set it to false
   {{- end }}
 {{- else if $continuation.onPrefill }}
 sidecar.continuation.onPrefill has no effect while sidecar.continuation.times is 0: set that, or leave it out
