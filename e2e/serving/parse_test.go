@@ -4,11 +4,13 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/e2e/harness"
 	"github.com/tandem-serving/tandem/e2e/realengine"
@@ -56,14 +58,8 @@ func testParsedStreams(t *testing.T) {
 		"reasoning, ids":                      {thought + "It is sunny.", map[string]any{"return_token_ids": true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			members := map[string]any{"model": realengine.Model, "stream": true, "stream_options": map[string]any{"include_usage": true}, "max_tokens": 400,
-				"messages": []any{map[string]any{"role": "user", "content": "say " + hex.EncodeToString([]byte(c.says))}}}
-			maps.Copy(members, c.members)
-			body, err := json.Marshal(members)
-			if err != nil {
-				t.Fatal(err)
-			}
-			undisturbed := streamOf(t, "http://"+other.Address(), pd.APIChat, string(body))
+			body := scripted(t, c.says, c.members)
+			undisturbed := streamOf(t, "http://"+other.Address(), pd.APIChat, body)
 			want, total := read(t, undisturbed), strings.Count(undisturbed, "data: ")
 			if c.members["tools"] != nil && strings.Contains(c.says, "tool_call") && (len(want.calls) != 2 || want.finish != "tool_calls") || want.reasoning == "" && strings.HasPrefix(c.says, thought) {
 				t.Fatalf("the engine parses nothing:\n%s", undisturbed)
@@ -74,13 +70,53 @@ func testParsedStreams(t *testing.T) {
 			}
 			for at := 2; at < total; at += step {
 				cut.After.Store(int64(at))
-				resp := openStream(t, "http://"+s.Addr("http"), pd.APIChat, string(body), pd.HeaderDestination, cut.Addr+","+peer)
+				resp := openStream(t, "http://"+s.Addr("http"), pd.APIChat, body, pd.HeaderDestination, cut.Addr+","+peer)
 				if got := read(t, streamIn(t, resp)); !got.equals(want) {
 					t.Errorf("broken off after %d of %d events:\n%+v\nwant\n%+v", at, total, got, want)
 				}
 			}
 		})
 	}
+	t.Run("evacuated", func(t *testing.T) { testParsedStreamsLeave(t, first.Address(), other.Address()) })
+}
+
+// testParsedStreamsLeave ends an engine's pod while it generates reasoning: another one goes on with all of its streams.
+func testParsedStreamsLeave(t *testing.T, first, other string) {
+	const streams = 8
+	s := harness.StartSidecar(t, first, "--continue-times=1", "--drain-timeout=1s", "--evacuate-timeout=5m")
+	body := scripted(t, "<think>\n"+strings.Repeat("é 😀 the block of a cache. ", 32)+"</think>\n\nDone.", nil)
+	want := read(t, streamOf(t, "http://"+other, pd.APIChat, body))
+	var running []*http.Response
+	for range streams {
+		running = append(running, openStream(t, "http://"+s.Addr("http"), pd.APIChat, body, pd.HeaderDestination, first+","+other))
+	}
+	began := time.Now()
+	out, err := harness.Output("tandem", "drain", "--engine="+first, "--sidecar="+s.Addr("metrics"), "--evacuate="+s.Addr("admin"), "--settle=0s", "--timeout=1m")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Logf("%d streams left within %v", streams, time.Since(began).Round(time.Millisecond))
+	for _, resp := range running {
+		if got := read(t, streamIn(t, resp)); !got.equals(want) {
+			t.Errorf("%+v\nwant\n%+v", got, want)
+		}
+		if moved := resp.Trailer.Get(pd.HeaderContinued); moved != "1" {
+			t.Errorf("moved %q times", moved)
+		}
+	}
+}
+
+// scripted makes the body of a chat that is answered with a text.
+func scripted(t *testing.T, says string, more map[string]any) string {
+	t.Helper()
+	members := map[string]any{"model": realengine.Model, "stream": true, "stream_options": map[string]any{"include_usage": true}, "max_tokens": 1500,
+		"messages": []any{map[string]any{"role": "user", "content": "say " + hex.EncodeToString([]byte(says))}}}
+	maps.Copy(members, more)
+	body, err := json.Marshal(members)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
 }
 
 // tool is a tool that a request offers.

@@ -475,7 +475,7 @@ func (o *ongoing) send(ctx context.Context, engine transport.Engine, header http
 	}
 	parsing := o.Parsing()
 	parse := func(question []byte) ([]byte, error) { return o.parse(ctx, engine, header, question) }
-	if parsing != nil {
+	if parsing != nil && !o.x.legs.parsers.knows(engine.URL) {
 		if _, err := parse(parsing.Check()); err != nil {
 			return nil, fmt.Errorf("asking whether the engine parses tokens: %w", err)
 		}

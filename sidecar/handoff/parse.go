@@ -21,8 +21,26 @@ type parsers struct {
 	turn chan struct{} // has an element while an engine parses, and for a while after
 
 	mu    sync.Mutex
-	asked chan struct{} // closed when the local engine has answered; nil: it is to be asked
-	none  bool          // it does not parse for others
+	asked chan struct{}   // closed when the local engine has answered; nil: it is to be asked
+	none  bool            // it does not parse for others
+	able  map[string]bool // URLs of engines that have parsed
+}
+
+// knows reports whether an engine has parsed before.
+func (p *parsers) knows(url string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.able[url]
+}
+
+// note notes that an engine has parsed.
+func (p *parsers) note(url string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.able) >= maxWatched || p.able == nil {
+		p.able = map[string]bool{}
+	}
+	p.able[url] = true
 }
 
 // may reports whether other engines may be able to parse chats. It waits a while for the local engine's answer.
@@ -90,6 +108,9 @@ func (o *ongoing) parse(ctx context.Context, engine transport.Engine, header htt
 	ctx, cancel := context.WithTimeout(ctx, legs.FirstEvent)
 	defer cancel()
 	answer, err := ask(ctx, engine, http.MethodPost, continuation.ParsePath, question, header)
+	if err == nil {
+		legs.parsers.note(engine.URL)
+	}
 	var refused *statusError
 	if errors.As(err, &refused) && refusesPath(refused.status) {
 		return nil, fmt.Errorf("%w: %w", errNoParser, err)
