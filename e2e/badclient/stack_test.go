@@ -65,8 +65,9 @@ func newBadStack(t *testing.T) *badStack {
 	// A program in Go has twice what lives, and the bodies that are held live.
 	s.watch(t, "sidecar", s.sidecar.PID(), s.sidecar.Addr("metrics"), 3*badHeld>>20)
 	s.watch(t, "epp", picker.PID(), picker.Addr("metrics"), 3*badHeld>>20)
-	// Envoy refuses no body of TestHeldBodies itself, so it may have all of them, and once more what waits to be sent to the picker.
-	s.watch(t, "envoy", s.Front.Pid, "", 2*badSent>>20+32)
+	// Envoy refuses no body of TestHeldBodies itself, so it may have all of them three times: as they came, as messages for the picker, and as the
+	// bytes of those that wait to be sent.
+	s.watch(t, "envoy", s.Front.Pid, "", 3*badSent>>20+32)
 	return s
 }
 
