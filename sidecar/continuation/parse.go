@@ -203,8 +203,8 @@ type parsedAnswer struct {
 	State json.RawMessage `json:"stream_state"`
 }
 
-// parserState is what is read of the state that comes with it.
-type parserState struct {
+// parsedState is what is read of the state that comes with it.
+type parsedState struct {
 	IDs   json.RawMessage `json:"output_token_ids"`
 	Tools bool            `json:"tools_streamed"`
 }
@@ -218,7 +218,7 @@ func (p *Parsing) Answer(answer []byte) error {
 	if err := json.Unmarshal(answer, &a); err != nil {
 		return fmt.Errorf("reading the parsed tokens: %w", err)
 	}
-	var state parserState
+	var state parsedState
 	if err := json.Unmarshal(a.State, &state); err != nil {
 		return fmt.Errorf("reading the state of the parser: %w", err)
 	}
