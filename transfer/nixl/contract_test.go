@@ -24,8 +24,8 @@ func TestContract(t *testing.T) {
 func contractKind(tls string) transfertest.Kind {
 	return transfertest.Kind{
 		PartBytes: slotSize, PartSpans: maxPieces,
-		Lacks: []transfertest.Ability{transfertest.Refusal, transfertest.Delivery, transfertest.RestartDetection, transfertest.Revocation,
-			transfertest.Exclusion},
+		Lacks: []transfertest.Ability{transfertest.Refusal, transfertest.Delivery, transfertest.RestartDetection,
+			transfertest.LossDetection, transfertest.Revocation, transfertest.Exclusion},
 		Start: func(t testing.TB, name string) transfer.Transport { return realTransport(t, name, tls) },
 		Restart: func(t testing.TB, old transfer.Transport, name string) transfer.Transport {
 			closeTransport(t, old.(*Transport))

@@ -21,6 +21,8 @@ import (
 //     never returns ErrBusy.
 //   - The transport does not ask its peers, so it learns of a restart only from the peer's new metadata. Until that is loaded,
 //     calls return ErrGone. Calls that run at that time, and Load of metadata from before the restart, return ErrRestarted.
+//   - A read of memory in the same machine is done without the peer. One that begins before the library has learnt that the peer
+//     closed succeeds if the peer's process still has the memory.
 //   - Calls to a peer that was lost return ErrGone until its metadata is loaded again.
 //   - Peers with earlier metadata can still read a closed region, and Region.Write does not exclude reads.
 //   - Peers can also write to registered memory, and to the memory that reads use. Use it only with peers that you trust.

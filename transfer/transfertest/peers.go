@@ -96,6 +96,7 @@ func reportsClosedPeer(t *testing.T, k Kind) {
 	peer := load(t, reader, owner)
 	mustRead(t, reader, peer, []transfer.Span{span(0, 0, 10)}, mem)
 	closeAgent(t, owner)
+	k.learnOfLoss(t, reader, peer, span(0, 0, 10))
 	for range 2 {
 		wantErr(t, tryRead(t, reader, peer, span(0, 0, 10)), transfer.ErrGone)
 		wantErr(t, tryRead(t, reader, peer), transfer.ErrGone)
@@ -112,6 +113,7 @@ func reportsRestartedPeer(t *testing.T, k Kind) {
 
 	owner = k.Restart(t, owner, "owner")
 	_, mem := k.register(t, owner, 100, 2)
+	k.learnOfLoss(t, reader, peer, spans[0])
 	want := transfer.ErrRestarted
 	if !k.can(RestartDetection) {
 		want = transfer.ErrGone

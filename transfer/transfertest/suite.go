@@ -24,6 +24,9 @@ const (
 	// RestartDetection: calls to a restarted peer fail with ErrRestarted. Without it, they fail with ErrGone until the peer's new
 	// metadata is loaded.
 	RestartDetection Ability = "detect that a peer was restarted"
+	// LossDetection: every call to a peer that has closed fails. Without it, reads of memory that the peer's process still has can
+	// succeed until the transport learns that the peer has closed.
+	LossDetection Ability = "detect at once that a peer has closed"
 	// Revocation: a closed region cannot be read. Without it, peers can read it until they load newer metadata.
 	Revocation Ability = "prevent reads of a closed region"
 	// Exclusion: Region.Write excludes reads. Without it, a read can return parts of two writes.
@@ -218,6 +221,19 @@ func wantBytes(t testing.TB, into [][]byte, spans []transfer.Span, memory ...[]b
 			t.Fatalf("span %d (%+v) has wrong bytes", i, s)
 		}
 	}
+}
+
+// learnOfLoss reads until the reader has learnt that the peer has closed, where that takes time.
+func (k Kind) learnOfLoss(t testing.TB, reader transfer.Transport, from transfer.Peer, s transfer.Span) {
+	t.Helper()
+	if k.can(LossDetection) {
+		return
+	}
+	var err error
+	for ctx := within(t); err == nil; {
+		err = reader.Read(ctx, from, []transfer.Span{s}, buffers([]transfer.Span{s}), nil)
+	}
+	wantErr(t, err, transfer.ErrGone)
 }
 
 // tryRead reads spans into buffers of its own.
