@@ -26,6 +26,7 @@ type fakeEngine struct {
 	script        []act      // one per request; the last one goes on
 	releaseAnswer act        // answers releases
 	sick          bool       // fails /health
+	noParser      bool       // parses nothing for others
 	hung          bool       // does not answer it
 	metrics       string     // its page when the sidecar asks what it is; "": it has none
 	seen          []*asked
@@ -124,7 +125,11 @@ func (e *fakeEngine) introduce(w http.ResponseWriter, path string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if path == continuation.ParsePath {
-		w.WriteHeader(http.StatusBadRequest) // it parses, but not this
+		status := http.StatusBadRequest // it parses, but not this
+		if e.noParser {
+			status = http.StatusForbidden
+		}
+		w.WriteHeader(status)
 		return
 	}
 	if e.metrics == "" || path != "/metrics" {
@@ -139,6 +144,13 @@ func (e *fakeEngine) becomes(metrics string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.metrics = metrics
+}
+
+// parsesNot has the engine parse nothing for others from now on.
+func (e *fakeEngine) parsesNot() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.noParser = true
 }
 
 // failHealth fails /health from now on.

@@ -136,3 +136,60 @@ func TestParsedStreamGoesOn(t *testing.T) {
 		})
 	}
 }
+
+// A chat's stream whose engine turns out to parse it is generated again, if it may be and no other engine can go on from its ids.
+func TestStreamThatIsParsedIsRegenerated(t *testing.T) {
+	const more = `,"logprobs":null,"finish_reason":null,"token_ids":[%d]}]`
+	events := func(id string, ids bool) (all []string) {
+		for i, delta := range []string{`{"role":"assistant","content":""}`, `{}`, `{"reasoning":"I"}`, `{"reasoning":" think"}`, `{}`, `{"content":"so"}`, `{"content":" it is"}`, `{}`} {
+			end := fmt.Sprintf(more, i+2)
+			switch {
+			case i == 0:
+				end = `,"logprobs":null,"finish_reason":null}],"prompt_token_ids":[1,2]`
+			case i == 7:
+				end = strings.Replace(end, "null,\"token", `"stop","stop_reason":null,"token`, 1)
+			case !ids && delta == "{}":
+				continue // it is sent only because of the ids
+			}
+			all = append(all, strings.Replace(chunk(delta+end), "chatcmpl-1", id, 1))
+		}
+		if !ids {
+			for i, e := range all {
+				e, _, _ = strings.Cut(e, `,"prompt_token_ids"`)
+				e, _, _ = strings.Cut(e, `,"token_ids"`)
+				all[i] = strings.TrimSuffix(strings.TrimSuffix(e, "}\n\n"), "}]") + "}]}\n\n"
+			}
+		}
+		return append(all, doneEvent)
+	}
+	stripped := strings.NewReplacer(`,"token_ids":null`, "", `,"prompt_token_ids":null`, "")
+	want := strings.Join(events("chatcmpl-1", false), "")
+	for name, c := range map[string]struct {
+		ask    string
+		parses bool
+	}{
+		"no engine parses":   {`{"messages":[],"stream":true,"temperature":0}`, false},
+		"with a stop string": {`{"messages":[],"stream":true,"temperature":0,"stop":"x"}`, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := events("chatcmpl-1", true)
+			for at := 2; at < len(first); at++ {
+				decode := startEngine(t, then(streams(first[:at]...), closes))
+				if !c.parses {
+					decode.parsesNot()
+				}
+				other := startEngine(t, streams(events("chatcmpl-2", false)...))
+				s := startRig(t, decode.addr, goesOn)
+				got := post(t, s.url+pd.APIChat.Path(), c.ask, pd.HeaderDestination, decode.addr+","+other.addr)
+				if body := stripped.Replace(got.body); body != want {
+					t.Errorf("after %d events: %s", at, difference(body, want))
+				}
+				for _, r := range other.requests() {
+					if r.body != c.ask {
+						t.Errorf("the other engine gets %s", r.body)
+					}
+				}
+			}
+		})
+	}
+}

@@ -56,6 +56,7 @@ func testParsedStreams(t *testing.T) {
 		"tools":                               {"<think>\n\n</think>\n\n" + calls, map[string]any{"tools": tools, "tool_choice": "auto", "temperature": 0.7}},
 		"tools that are not called, logprobs": {thought + "It is sunny 🌞.", map[string]any{"tools": tools, "logprobs": true}},
 		"reasoning, ids":                      {thought + "It is sunny.", map[string]any{"return_token_ids": true}},
+		"reasoning, generated again":          {thought + "It is sunny 🌞. No more.", map[string]any{"temperature": 0, "stop": []string{"No"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			body := scripted(t, c.says, c.members)

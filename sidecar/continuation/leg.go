@@ -27,6 +27,29 @@ func (s *Stream) Refusal() Refusal {
 	return ""
 }
 
+// MayParse reports whether the stream cannot go on from its ids if the engine parses what it generates.
+func (s *Stream) MayParse() bool {
+	return s.of.api == pd.APIChat && (s.of.whole == nil || s.of.stopped)
+}
+
+// Decided reports whether the stream of a chat can go on from its ids. known is false until the engine's first text says whether it parses what
+// it generates.
+func (s *Stream) Decided() (can, known bool) {
+	switch {
+	case s.why != "" || s.parses() && s.MayParse():
+		return false, true
+	case s.plain || s.parses():
+		return true, true
+	}
+	return false, false
+}
+
+// OnlyStrips says that the stream does not go on from its ids. Event strips the events still.
+func (s *Stream) OnlyStrips() {
+	s.giveUp(Parsed)
+	s.dropAll()
+}
+
 // End returns the end of a stream that has broken off after all else had been sent; nil if it lacks more.
 func (s *Stream) End() []byte {
 	if s.why == "" && s.finished && (s.counted || !s.of.usage) {

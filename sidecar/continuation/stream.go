@@ -173,13 +173,15 @@ func (s *Stream) keep(data []byte) body.Event {
 	switch {
 	case len(ids) == 0:
 		s.withoutIDs(data)
+	case s.why == Parsed && s.isEmpty(data):
+		return body.Event{}
 	case s.why != "":
 	case s.isParsed(data) && s.of.scores && !s.finished && s.scoresPart(data):
 		s.hold(ids, data, cuts)
 		return body.Event{}
 	case s.parsed:
 		s.commit(ids, data)
-		if bytes.Contains(data, noDelta) && !s.finished && !s.of.wants && !s.of.scores { // it was sent only because of the ids
+		if s.isEmpty(data) {
 			return body.Event{}
 		}
 	case s.text(data):
@@ -192,6 +194,11 @@ func (s *Stream) keep(data []byte) body.Event {
 		return body.Event{}
 	}
 	return s.release(s.event(data, cuts))
+}
+
+// isEmpty reports whether an engine that parses its text has sent an event of chat only because of the ids.
+func (s *Stream) isEmpty(data []byte) bool {
+	return !s.finished && !s.of.wants && !s.of.scores && bytes.Contains(data, noDelta)
 }
 
 // isParsed reports whether the engine parses the text: then it has sent all that is known of the event's ids, also within a character.
@@ -342,12 +349,17 @@ func (s *Stream) grow(n int) bool {
 func (s *Stream) take(n int64) bool {
 	if !s.mem.Take(n) {
 		s.giveUp(Memory)
-		s.mem.Release(s.has)
-		s.has, s.prompt, s.sent, s.of.whole, s.chunks = 0, []byte{}, nil, nil, nil
+		s.dropAll()
 		return false
 	}
 	s.has += n
 	return true
+}
+
+// dropAll drops what only a stream needs that can go on.
+func (s *Stream) dropAll() {
+	s.mem.Release(s.has)
+	s.has, s.prompt, s.sent, s.of.whole, s.chunks = 0, []byte{}, nil, nil, nil
 }
 
 // takePrompt keeps the ids of the prompt, which come with the first event, at an index of its data.

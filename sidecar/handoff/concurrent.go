@@ -606,7 +606,7 @@ func (p *legPair) beginAnswer() {
 	}
 	if cached, ok := x.handoff.cached(); ok {
 		x.CorrectCached(cached)
-		if o, ok := x.ongoing.(*ongoing); ok {
+		if o, ok := x.ongoing.(interface{ SetCached(tokens int64) }); ok {
 			o.SetCached(cached)
 		}
 	}

@@ -93,7 +93,7 @@ func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Paylo
 	}
 	member, why := []byte(nil), continuation.OtherAPI
 	if able {
-		member, why = x.mayGoOnFromIDs(&b)
+		member, why = x.mayGoOnFromIDs(&b, payload)
 	}
 	if why != "" {
 		why = x.mayRegenerate(&b, payload, why)
@@ -105,13 +105,18 @@ func (x *Exchange) mayGoOn(req *intake.Request, l request.Payload) request.Paylo
 }
 
 // mayGoOnFromIDs prepares a stream that may go on from its token ids. It returns what the leg needs for that in its body.
-func (x *Exchange) mayGoOnFromIDs(b *body.Body) (member []byte, why continuation.Refusal) {
+func (x *Exchange) mayGoOnFromIDs(b *body.Body, payload request.Payload) (member []byte, why continuation.Refusal) {
 	of, why := continuation.Read(x.API, b, x.API == pd.APIChat && x.legs.parsers.may(x.Context, x.legs))
 	if why != "" {
 		return nil, why
 	}
 	o := &ongoing{Stream: continuation.NewStream(of, x.legs.Continue.Memory), mover: x.mover()}
 	x.setOngoing(o)
+	if o.MayParse() && continuation.Regenerable(x.API, b, true) == "" {
+		again := x.again(payload)
+		again.strips = o.Stream
+		x.setOngoing(&undecided{o, again})
+	}
 	if c, ok := x.handoff.of.(dialect.UsageCorrector); ok {
 		cached, _ := c.Cached()
 		o.SetCached(cached)

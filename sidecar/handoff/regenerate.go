@@ -18,6 +18,13 @@ import (
 type regenerating struct {
 	*continuation.Regeneration
 	mover
+	strips *continuation.Stream // takes the ids from the local engine's events; nil: it was not asked for ids
+	events body.Events          // of what strips returns, which may have several
+}
+
+// again makes the regenerating of a request that another engine answers in the same way.
+func (x *Exchange) again(of request.Payload) *regenerating {
+	return &regenerating{Regeneration: continuation.NewRegeneration(of, x.legs.Continue.Memory), mover: x.mover(), events: body.Events{Limit: relay.MaxEvent}}
 }
 
 // mayRegenerate prepares a stream that cannot go on from its token ids, as why says, if another engine may generate it again. It returns why the
@@ -26,7 +33,7 @@ func (x *Exchange) mayRegenerate(b *body.Body, of request.Payload, why continuat
 	again := continuation.Regenerable(x.API, b, !x.regenerates()) // SGLang obeys seeds only with --enable-deterministic-inference
 	switch {
 	case again == "":
-		x.setOngoing(&regenerating{Regeneration: continuation.NewRegeneration(of, x.legs.Continue.Memory), mover: x.mover()})
+		x.setOngoing(x.again(of))
 		return ""
 	case why == continuation.OtherAPI:
 		return again
@@ -49,6 +56,21 @@ func (x *Exchange) nameCandidates(header http.Header) {
 	if secrets := x.request.Header.Values(pd.HeaderAuth); len(secrets) > 0 {
 		header[http.CanonicalHeaderKey(pd.HeaderAuth)] = secrets
 	}
+}
+
+// Event implements relay.Continuation.
+func (r *regenerating) Event(e body.Event) body.Event {
+	if r.strips == nil || r.Moves() > 0 {
+		return r.Regeneration.Event(e)
+	}
+	e = r.strips.Event(e)
+	_ = r.events.Feed(e.Raw, r.note) // each event was within the limit before
+	return e
+}
+
+func (r *regenerating) note(e body.Event) error {
+	r.Regeneration.Event(e)
+	return nil
 }
 
 // otherAnswer is the result of a stream that has gone on at an engine which then answered with another text; a metric label.
@@ -90,9 +112,13 @@ func (r *regenerating) send(ctx context.Context, engine transport.Engine, header
 func (r *regenerating) end() {
 	r.endLeg()
 	r.Regeneration.Close()
+	if r.strips != nil {
+		r.strips.Close()
+	}
 }
 
 var (
 	_ continued = (*ongoing)(nil)
 	_ continued = (*regenerating)(nil)
+	_ continued = (*undecided)(nil)
 )
