@@ -303,8 +303,8 @@ func TestBroken(t *testing.T) {
 			cert := certificate(t, time.Now().Add(-time.Hour))
 			p.members[prefill0].cert = &cert
 		}},
-		{"clock behind", "clock", warn, "prefill-0: 30s behind", "NTP", "", func(_ *testing.T, p *testPool) { p.members[prefill0].front = dated(-30 * time.Second) }},
-		{"clock far ahead", "clock", fail, "prefill-0: 10m0s ahead", "NTP", "", func(_ *testing.T, p *testPool) { p.members[prefill0].front = dated(10 * time.Minute) }},
+		{"clock behind", "clock", warn, "prefill-0: 1m", "NTP", "", func(_ *testing.T, p *testPool) { p.members[prefill0].front = dated(-90 * time.Second) }},
+		{"clock far ahead", "clock", fail, "prefill-0: 10m", "NTP", "", func(_ *testing.T, p *testPool) { p.members[prefill0].front = dated(10*time.Minute + 30*time.Second) }},
 		{"prefill closes too soon", "keep-alive", fail, "prefill-0: closes idle connections after 0.", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "probe", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].cfg.KeepAlive = 100 * time.Millisecond
 		}},
