@@ -18,7 +18,7 @@ import (
 type regenerating struct {
 	*continuation.Regeneration
 	mover
-	strips *continuation.Stream // takes the ids from the local engine's events; nil: it was not asked for ids
+	strips *continuation.Stream // strips the ids from the local engine's events; nil: it was not asked for ids
 	events body.Events          // of what strips returns, which may have several
 }
 
@@ -66,6 +66,14 @@ func (r *regenerating) Event(e body.Event) body.Event {
 	e = r.strips.Event(e)
 	_ = r.events.Feed(e.Raw, r.note) // each event was within the limit before
 	return e
+}
+
+// Held implements relay.Continuation.
+func (r *regenerating) Held() []byte {
+	if r.strips == nil || r.Moves() > 0 {
+		return r.Regeneration.Held()
+	}
+	return r.strips.Held()
 }
 
 func (r *regenerating) note(e body.Event) error {

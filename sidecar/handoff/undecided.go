@@ -5,8 +5,8 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/relay"
 )
 
-// undecided is a stream of chat that goes on from its token ids, unless its engine turns out to parse what it generates, and no other engine
-// can parse for this sidecar. It is generated again then, as long as nothing else is known, too.
+// undecided is a stream of chat whose engine may parse what it generates, while no other engine can parse for this sidecar. If the engine does
+// not, the stream goes on from its token ids. If it does, or has not generated text yet, the stream is generated again.
 type undecided struct {
 	fromIDs *ongoing
 	again   *regenerating
