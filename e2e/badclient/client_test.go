@@ -40,6 +40,7 @@ func chunks(chunk string, n int) func(c *badClient) {
 // badCases are clients that break a rule each; good is a body that an engine takes.
 func badCases(model string) []badCase {
 	good := `{"model":"` + model + `","prompt":"hello","max_tokens":2}`
+	long := strings.Replace(good, `"max_tokens":2`, `"max_tokens":1000`, 1) // it is not answered before the sidecar sees that its client has gone
 	with := func(members string) string { return strings.TrimSuffix(good, "}") + "," + members + "}" }
 	post := func(body string, header ...string) func(c *badClient) {
 		return says(h1("POST", "/v1/completions", body, header...))
@@ -57,7 +58,7 @@ func badCases(model string) []badCase {
 		{"100 MB in chunks", chunks("1000\r\n"+strings.Repeat(" ", 0x1000)+"\r\n", 100_000_000), 413, 413, true},
 		{"less than announced, and closed", func(c *badClient) { c.say(door1 + "Content-Length: 1000\r\n\r\n{").CloseWrite() }, closed, closed, false},
 		{"more than announced", raw("Content-Length: 10\r\n\r\n" + good), 400, 400, false},
-		{"half-closed", func(c *badClient) { c.say("%s", h1("POST", "/v1/completions", good)).CloseWrite() }, closed, closed, false},
+		{"half-closed", func(c *badClient) { c.say("%s", h1("POST", "/v1/completions", long)).CloseWrite() }, closed, closed, false},
 		{"stops in its body", raw("Content-Length: 100\r\n\r\n{"), 408, 408, true},
 		{"length and chunks", raw(fmt.Sprintf("Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(good), good)), closed, 200, false},
 		{"two lengths", raw("Content-Length: 4\r\nContent-Length: 5\r\n\r\n12345"), closed, 400, false},
