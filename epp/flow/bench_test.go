@@ -21,7 +21,7 @@ type unlimited struct {
 	free int
 }
 
-func (u *unlimited) Saturation(_ bool, pending epp.InFlight, _ float64) float64 {
+func (u *unlimited) Saturation(_ bool, _ int64, pending epp.InFlight, _ float64) float64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.free-pending.Requests <= 0 {

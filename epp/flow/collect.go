@@ -88,8 +88,9 @@ func (c *Controller) collectSaturation(in *configured, pool string, gauge func(*
 	stages := [lanes]epp.Stage{laneFirst: epp.StageDecode, laneSplit: epp.StagePrefill}
 	most, load := 0.0, epp.InFlight{}
 	for stage := laneSplit; ; stage-- {
+		asked := c.asked[stage].Load()
 		load = c.pendingAt(stage, load)
-		saturation := in.gate.Saturation(stage == laneSplit, load, 0)
+		saturation := in.gate.Saturation(stage == laneSplit, asked, load, 0)
 		most = max(most, saturation)
 		gauge(saturationDesc, saturation, string(stages[stage]))
 		gauge(theirSaturationDesc, saturation, pool, string(stages[stage]))

@@ -15,9 +15,9 @@ import (
 // Gate measures how full the pool is. It is safe for concurrent use, and must return quickly: it is called for every request.
 type Gate interface {
 	// Saturation returns how full the endpoints of the first stage, or of the stage that splits requests, are: 1 is full. It
-	// counts pending as load of the stage that shows at no endpoint yet. If it is below a value that the caller gives, the result
-	// may be an upper bound, as long as that is below the value as well.
-	Saturation(split bool, pending epp.InFlight, below float64) float64
+	// counts pending as load of the stage that shows at no endpoint yet. asked numbers the requests that ask about the stage, from before
+	// pending was read. If the result is below a value that the caller gives, it may be an upper bound, as long as that is below the value as well.
+	Saturation(split bool, asked int64, pending epp.InFlight, below float64) float64
 	// Splits reports whether a request may need the stage that splits requests.
 	Splits(r *epp.Request) bool
 	// Empty reports whether the pool has no endpoints.
@@ -44,6 +44,7 @@ type Controller struct {
 	tokens  atomic.Int64 // of their prompts
 	closed  atomic.Bool
 	pending [lanes]pending
+	asked   [lanes]atomic.Int64 // requests that have asked the gate about a stage
 	ranking atomic.Pointer[ranking]
 	turn    atomic.Uint64 // of SoftReflective
 	queued  tally
@@ -153,9 +154,10 @@ func (c *Controller) begin(r *epp.Request, told func(*item, error)) (epp.Pass, *
 	l := in.lane(r)
 	c.rank(in, r.Priority)
 	if c.waiting.Load() == 0 {
-		// It is pending before the gate is asked, so that of two requests that ask at the same time each counts the other.
+		// It is pending before it asks, so that of two requests that ask at the same time each counts the other. dispatch asks first, but only
+		// while requests wait: a request that sees none wait after it has asked is counted there, or counts what was dispatched.
 		c.pending[l].add(load, 1)
-		if c.look(in, l, r.Priority, load) == open {
+		if asked := c.ask(l); c.waiting.Load() == 0 && c.look(in, l, r.Priority, asked, load) == open {
 			c.opt.Metrics.passed(r.Priority)
 			return l.pass(), nil, nil
 		}
@@ -247,14 +249,25 @@ const (
 	open
 )
 
+// numbers are those of a request among the ones that have asked about each stage.
+type numbers [lanes]int64
+
+// ask numbers a request that asks about the stages of a lane.
+func (c *Controller) ask(l lane) (asked numbers) {
+	for stage := laneFirst; stage <= l; stage++ {
+		asked[stage] = c.asked[stage].Add(1)
+	}
+	return asked
+}
+
 // look returns whether the gate has capacity for a request of a lane. own is the part of the pending load that is the request's own.
-func (c *Controller) look(in *configured, l lane, priority int, own epp.InFlight) opening {
+func (c *Controller) look(in *configured, l lane, priority int, asked numbers, own epp.InFlight) opening {
 	load := epp.InFlight{Requests: -own.Requests, Tokens: -own.Tokens}
 	for stage := laneSplit; ; stage-- {
 		load = c.pendingAt(stage, load)
 		if stage <= l {
-			saturation := in.gate.Saturation(stage == laneSplit, load, c.certain(in, priority))
-			if ceiling, later := c.ceiling(in, priority, saturation); saturation >= ceiling {
+			saturation := in.gate.Saturation(stage == laneSplit, asked[stage], load, c.certain(in, priority))
+			if ceiling, later := c.ceiling(in, priority, saturation); !isBelow(saturation, ceiling) {
 				if later {
 					return paused
 				}
@@ -431,7 +444,7 @@ func (c *Controller) dispatch() {
 		for b.requests > 0 {
 			for l := range lanes {
 				if may[l] && b.ready[l].len() > 0 { // a lane that is closed for a band stays closed for lower ones
-					found := c.look(in, l, b.priority, epp.InFlight{})
+					found := c.look(in, l, b.priority, c.ask(l), epp.InFlight{})
 					may[l], later = found == open, later || found == paused
 				}
 			}

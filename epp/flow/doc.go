@@ -1,7 +1,7 @@
 // Package flow decides when requests may be picked for: while the pool is full they wait, and the most important one goes as
 // soon as there is capacity.
 //
-// A Controller is an epp.Admission. A request passes at once while no request waits and the Gate finds capacity for it: two
+// A Controller is an epp.Admission. A request passes at once while no request waits and the Gate finds capacity for it: three
 // atomic operations and one look at the gate. Otherwise it waits in a queue, in three steps:
 //
 //   - Bands. Requests of one priority form a band. A higher band always goes first. A band may use the pool only up to a

@@ -174,12 +174,12 @@ func (c *Controller) evictFor(in *configured, now time.Time) {
 	if !eviction.On || c.opt.Running == nil || c.waiting.Load() == 0 {
 		return
 	}
-	s := shortage{grace: eviction.Grace}
-	s.saturation = in.gate.Saturation(false, c.pendingAt(laneFirst, c.pendingAt(laneSplit, epp.InFlight{})), 0)
+	s, asked := shortage{grace: eviction.Grace}, c.asked[laneFirst].Load()
+	s.saturation = in.gate.Saturation(false, asked, c.pendingAt(laneFirst, c.pendingAt(laneSplit, epp.InFlight{})), 0)
 	for _, b := range c.bands {
 		s.priority = b.priority
 		s.ceiling, _ = c.ceiling(in, b.priority, s.saturation)
-		if b.requests == 0 || s.saturation < s.ceiling || s.ceiling == 0 { // those with a ceiling of 0 are not to pass
+		if b.requests == 0 || isBelow(s.saturation, s.ceiling) || s.ceiling == 0 { // those with a ceiling of 0 are not to pass
 			continue
 		}
 		chosen, again := c.opt.Running.choose(s)

@@ -78,13 +78,14 @@ func (g *PoolGate) Splits(r *epp.Request) bool {
 func (g *PoolGate) Empty() bool { return len(g.pool.Snapshot().Endpoints) == 0 }
 
 // reading is one measurement of a stage. It is used again while the pool certainly has capacity left, because measuring costs a
-// look at every endpoint.
+// look at every endpoint. All requests that have asked since it began count as if they had passed: also those that measure, too, at that
+// time, which it may not show.
 type reading struct {
 	snapshot   *epp.Snapshot
 	saturation float64
-	step       float64      // by which one more request raises the saturation at most
-	used       atomic.Int64 // how often
-	epoch      *epoch       // in which it was made
+	step       float64 // by which one more request raises the saturation at most
+	asked      int64   // the number of the request that made it, which is not in it
+	epoch      *epoch  // in which it was made
 }
 
 // epoch is a span of reuseAge at most. Its beginning is the time of all that is measured in it, and with its end all of that is
@@ -94,24 +95,29 @@ type epoch struct{ began time.Time }
 // reuseAge is how long a reading is used at most: loads go stale without a new snapshot.
 const reuseAge = 10 * time.Millisecond
 
-// again returns what the saturation is by now at most. ok is false if that is not below a value.
-func (r *reading) again(s *epp.Snapshot, epoch *epoch, below float64) (saturation float64, ok bool) {
-	if r == nil || r.snapshot != s || r.epoch != epoch || r.saturation >= below {
+// again returns what the saturation is at most by now, for a request with a number. ok is false if that is not below a value. A request that
+// asked before the reading began is in it.
+func (r *reading) again(s *epp.Snapshot, epoch *epoch, asked int64, below float64) (saturation float64, ok bool) {
+	if r == nil || r.snapshot != s || r.epoch != epoch {
 		return 0, false
 	}
-	if r.step == 0 {
-		return r.saturation, true
-	}
-	saturation = r.saturation + float64(r.used.Add(1))*r.step
-	return saturation, saturation < below
+	saturation = r.saturation + float64(max(0, asked-r.asked))*r.step
+	return saturation, isBelow(saturation, below)
 }
+
+// rounding is more than what a mean of a thousand loads is off by: 0.9 and two steps of 0.05 are 0.9999999999999999. It is less than the
+// thousandth part of a token of a pool of a thousand endpoints.
+const rounding = 1e-12
+
+// isBelow reports whether a saturation is below a limit.
+func isBelow(saturation, limit float64) bool { return saturation+rounding < limit }
 
 // candidates are reused by all gates.
 var candidates = sync.Pool{New: func() any { return new([]epp.Candidate) }}
 
 // Saturation implements Gate. A stage without endpoints is full, unless it is the one that splits requests: then requests stay
 // local, or are refused, as configured, and waiting does not help.
-func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) float64 {
+func (g *PoolGate) Saturation(split bool, asked int64, pending epp.InFlight, below float64) float64 {
 	if split && !g.splits {
 		return 0
 	}
@@ -121,7 +127,7 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	}
 	s, epoch := g.pool.Snapshot(), g.now()
 	before := g.readings[stage].Load()
-	if saturation, ok := before.again(s, epoch, below); ok {
+	if saturation, ok := before.again(s, epoch, asked, below); ok {
 		return saturation
 	}
 	now, others := epoch.began, 0
@@ -147,7 +153,8 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	case len(all) > 0:
 		share(all, epp.InFlight{Requests: pending.Requests * (1 + others), Tokens: pending.Tokens * (1 + others)})
 		saturation = g.detector.Saturation(now, all)
-		g.replace(stage, before, &reading{snapshot: s, epoch: epoch, saturation: saturation, step: g.step(all) * float64(1+others)})
+		now := &reading{snapshot: s, epoch: epoch, saturation: saturation, step: g.step(all) * float64(1+others), asked: asked}
+		g.readings[stage].CompareAndSwap(before, now) // if another request has replaced it, its reading will do
 	case split:
 		saturation = 0
 	}
@@ -155,17 +162,6 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	*reused = all
 	candidates.Put(reused)
 	return saturation
-}
-
-// replace makes a reading the one that is used again, unless another one was made since the one before. By that, requests may have passed
-// which this one does not show: they would pass again. The request that has measured this one counts for the other.
-func (g *PoolGate) replace(stage lane, before, now *reading) {
-	if g.readings[stage].CompareAndSwap(before, now) {
-		return
-	}
-	if other := g.readings[stage].Load(); other != nil {
-		other.used.Add(1)
-	}
 }
 
 // step returns by how much one more request raises the saturation of candidates at most.
@@ -216,7 +212,7 @@ func share(c []epp.Candidate, pending epp.InFlight) {
 type OpenGate struct{}
 
 // Saturation implements Gate.
-func (OpenGate) Saturation(bool, epp.InFlight, float64) float64 { return 0 }
+func (OpenGate) Saturation(bool, int64, epp.InFlight, float64) float64 { return 0 }
 
 // Splits implements Gate.
 func (OpenGate) Splits(*epp.Request) bool { return false }

@@ -87,7 +87,7 @@ func TestPoolGate(t *testing.T) {
 				tc.pool.snapshot.Loads[i].Unreachable = true
 			}
 			g := tc.pool.gate(perEndpoint{10, new(int)})
-			decode, prefill := g.Saturation(false, tc.pending, 0), g.Saturation(true, tc.pending, 0)
+			decode, prefill := g.Saturation(false, 0, tc.pending, 0), g.Saturation(true, 0, tc.pending, 0)
 			if math.Abs(decode-tc.decode) > 1e-9 || math.Abs(prefill-tc.prefill) > 1e-9 {
 				t.Errorf("decode %v and prefill %v, want %v and %v", decode, prefill, tc.decode, tc.prefill)
 			}
@@ -181,15 +181,15 @@ func (d steps) Step(c []epp.Candidate) float64 { return 1 / d.most / float64(len
 func TestSmallStepsAreTrusted(t *testing.T) {
 	asked := 0
 	g := newFixed(0, "decode", "decode").gate(steps{perEndpoint{100, &asked}})
-	for range 100 { // the first is measured
-		if got := g.Saturation(false, epp.InFlight{}, 0.5); got >= 0.5 {
+	for i := range int64(100) { // the first is measured
+		if got := g.Saturation(false, 1+i, epp.InFlight{}, 0.5); got >= 0.5 {
 			t.Fatalf("%v", got)
 		}
 	}
 	if asked != 1 {
 		t.Errorf("the detector was asked %d times", asked)
 	}
-	if g.Saturation(false, epp.InFlight{}, 0.5); asked != 2 {
+	if g.Saturation(false, 101, epp.InFlight{}, 0.5); asked != 2 {
 		t.Errorf("the detector was asked %d times, want 2: the endpoints might be half full", asked)
 	}
 }
@@ -205,7 +205,7 @@ func TestReadingsAreReused(t *testing.T) {
 		p, asked := newFixed(0, roles...), 0
 		g := p.gate(perEndpoint{1, &asked}) // the worst case: a request fills an endpoint
 		for i := range 100 {
-			if got, truth := g.Saturation(false, epp.InFlight{}, 1), float64(i)/100; got < truth-1e-9 || got >= 1 {
+			if got, truth := g.Saturation(false, int64(i+1), epp.InFlight{}, 1), float64(i)/100; got < truth-1e-9 || got >= 1 {
 				t.Fatalf("%v after %d requests", got, i)
 			}
 			epp.ReserveAnyway(epp.Claim{Endpoint: p.snapshot.Endpoints[i], Add: epp.InFlight{Requests: 1}})
@@ -217,7 +217,7 @@ func TestReadingsAreReused(t *testing.T) {
 			epp.ReserveAnyway(epp.Claim{Endpoint: e, Add: epp.InFlight{Requests: 1}})
 		}
 		for _, below := range []float64{0, 0.5, 1.5} { // what is not certainly below is measured
-			if got := g.Saturation(false, epp.InFlight{}, below); got != 1.5 {
+			if got := g.Saturation(false, 101, epp.InFlight{}, below); got != 1.5 {
 				t.Errorf("%v, want 1.5, which is not below %v", got, below)
 			}
 		}
@@ -227,10 +227,10 @@ func TestReadingsAreReused(t *testing.T) {
 		} {
 			p, asked = newFixed(0, roles...), 0
 			g = p.gate(perEndpoint{1, &asked})
-			g.Saturation(false, epp.InFlight{}, 1)
-			g.Saturation(false, epp.InFlight{}, 1)
+			g.Saturation(false, 1, epp.InFlight{}, 1)
+			g.Saturation(false, 2, epp.InFlight{}, 1)
 			change()
-			if g.Saturation(false, epp.InFlight{}, 1); asked != 2 {
+			if g.Saturation(false, 3, epp.InFlight{}, 1); asked != 2 {
 				t.Errorf("the detector was asked %d times, want 2: a reading does not outlive a change", asked)
 			}
 		}
@@ -261,11 +261,11 @@ func TestLateReading(t *testing.T) {
 	p := newFixed(0, "decode")
 	g := p.gate(d)
 	late := make(chan float64)
-	go func() { late <- g.Saturation(false, epp.InFlight{}, 1) }()
+	go func() { late <- g.Saturation(false, 1, epp.InFlight{}, 1) }()
 	<-d.began
 	passed := 0
-	for range 2 * most {
-		if g.Saturation(false, epp.InFlight{}, 1) < 1 {
+	for i := range int64(2 * most) {
+		if g.Saturation(false, 2+i, epp.InFlight{}, 1) < 1 {
 			epp.ReserveAnyway(epp.Claim{Endpoint: p.snapshot.Endpoints[0], Add: epp.InFlight{Requests: 1}})
 			passed++
 		}
@@ -274,7 +274,31 @@ func TestLateReading(t *testing.T) {
 	if got := <-late; got != 0 || passed != most {
 		t.Fatalf("the late request measured %v, and %d requests passed, want 0 and %d", got, passed, most)
 	}
-	if got := g.Saturation(false, epp.InFlight{}, 1); got < 1 {
+	if got := g.Saturation(false, 2+2*most, epp.InFlight{}, 1); got < 1 {
 		t.Errorf("the saturation is %v after %d requests of %d", got, passed, most)
+	}
+}
+
+// TestRequestsThatMeasureCount: a request that measures while another one does is not in that one's reading, and yet counts for those that use it.
+func TestRequestsThatMeasureCount(t *testing.T) {
+	asked := 0
+	g := newFixed(0, "decode").gate(steps{perEndpoint{2, &asked}})
+	if got := g.Saturation(false, 1, epp.InFlight{}, 1); got != 0 {
+		t.Fatalf("the first request finds %v", got)
+	}
+	// The second one still measures what it had begun to measure before the first one had ended.
+	if got := g.Saturation(false, 3, epp.InFlight{Requests: 2}, 1); got < 1 {
+		t.Errorf("the third request of two finds %v", got)
+	}
+}
+
+// TestSumsAreRounded: four endpoints that take five requests each have eighteen, and two more pass by the same reading. The sum of that is a
+// little less than 1.
+func TestSumsAreRounded(t *testing.T) {
+	asked := 0
+	g := newFixed(0, "decode", "decode", "decode", "decode").gate(steps{perEndpoint{5, &asked}})
+	g.Saturation(false, 1, epp.InFlight{Requests: 18}, 1)
+	if got := g.Saturation(false, 3, epp.InFlight{Requests: 20}, 1); got < 1 {
+		t.Errorf("a request of more than twenty finds %v", got)
 	}
 }

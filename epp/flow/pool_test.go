@@ -24,7 +24,7 @@ type slots struct {
 	empty   bool
 }
 
-func (s *slots) Saturation(split bool, pending epp.InFlight, _ float64) float64 {
+func (s *slots) Saturation(split bool, _ int64, pending epp.InFlight, _ float64) float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	free := s.first

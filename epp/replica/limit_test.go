@@ -46,8 +46,9 @@ func TestLimitHoldsForAllReplicas(t *testing.T) {
 				_, atMost := now.read()
 				t.Logf("%d replicas: at most %d of %d in flight, %d requests in %v", c.replicas, atMost, limit, waves*limit, took)
 				// What is free is a whole number: replicas that share it may each take one more than their share. When many requests end and begin at
-				// one moment, as here, a replica may also be told of a load from between the two.
-				if most := limit + 2*(c.replicas-1); atMost < limit || atMost > most {
+				// one moment, as here, a replica may also be told of a load from between the two: of one request or, where the replicas wait for a
+				// processor, of a few. Replicas that share nothing would have twice and three times the limit.
+				if most := limit + 6*(c.replicas-1); atMost < limit || atMost > most {
 					t.Errorf("at most %d requests were in flight, want %d to %d", atMost, limit, most)
 				}
 				if most := waves * takes * 105 / 100; took > most {
