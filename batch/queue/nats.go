@@ -29,7 +29,8 @@ type NATS struct {
 	cfg  Config
 	conn *nats.Conn
 	js   jetstream.JetStream
-	wait time.Duration // how long a claim lasts; a field so that tests can shorten it
+	// Fields so that tests can shorten them: how long a claim lasts, and the server may take for one request.
+	wait, timeout time.Duration
 
 	mu       sync.Mutex
 	consumer jetstream.Consumer // nil until the server has answered
@@ -52,7 +53,7 @@ func OpenNATS(cfg *Config) (*NATS, error) {
 		conn.Close()
 		return nil, fmt.Errorf("connecting to NATS: %w", err)
 	}
-	return &NATS{cfg: *cfg, conn: conn, js: js, wait: leaseTime, held: map[string]jetstream.Msg{}, unsure: map[string]bool{}}, nil
+	return &NATS{cfg: *cfg, conn: conn, js: js, wait: leaseTime, timeout: natsTimeout, held: map[string]jetstream.Msg{}, unsure: map[string]bool{}}, nil
 }
 
 // natsOptions splits an address with one or several hosts. Errors do not have the password.
@@ -178,7 +179,7 @@ func (n *NATS) Claim(ctx context.Context, most int, due time.Time) (messages []M
 	if !due.IsZero() {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, natsTimeout)
+	ctx, cancel := context.WithTimeout(ctx, n.timeout)
 	defer cancel()
 	consumer, err := n.ready(ctx)
 	if err != nil {
@@ -221,7 +222,7 @@ func (n *NATS) claimed(msg jetstream.Msg) (Message, error) {
 
 // Renew implements Source. The server does not tell whether another consumer has a message meanwhile: Finish does.
 func (n *NATS) Renew(ctx context.Context, held []Message) (lost, cancelled []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, natsTimeout)
+	ctx, cancel := context.WithTimeout(ctx, n.timeout)
 	defer cancel()
 	err = n.connected()
 	for _, m := range held {
@@ -250,8 +251,8 @@ func (n *NATS) message(m Message) jetstream.Msg {
 
 // Finish implements Source. The three steps are repeated after a failure, by this process or by the next one that has the message, and the
 // first two have an effect once.
-func (n *NATS) Finish(ctx context.Context, m Message, result []byte, reason string) error {
-	ctx, cancel := context.WithTimeout(ctx, natsTimeout)
+func (n *NATS) Finish(caller context.Context, m Message, result []byte, reason string) error {
+	ctx, cancel := context.WithTimeout(caller, n.timeout)
 	defer cancel()
 	msg := n.message(m)
 	if msg == nil {
@@ -275,7 +276,11 @@ func (n *NATS) Finish(ctx context.Context, m Message, result []byte, reason stri
 		n.mu.Unlock()
 		return fmt.Errorf("storing a result of %s: %w", n.cfg.Queue, stored)
 	}
-	if err := msg.DoubleAck(ctx); err != nil && !errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
+	err := msg.DoubleAck(ctx)
+	// A server that was killed may have forgotten that it has delivered the message. Then it does not answer, now and later, and delivers the
+	// message again, whose result is stored: nothing is left to do here.
+	forgotten := errors.Is(err, context.DeadlineExceeded) && caller.Err() == nil && n.conn.IsConnected()
+	if err != nil && !forgotten && !errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
 		n.mu.Lock()
 		n.unsure[m.Key] = n.unsure[m.Key] || stored == nil
 		n.mu.Unlock()
@@ -309,7 +314,7 @@ func (n *NATS) publish(ctx context.Context, prefix, key string, data []byte) err
 
 // Release implements Source. The server delivers the message again at once, and counts that.
 func (n *NATS) Release(ctx context.Context, m Message) error {
-	ctx, cancel := context.WithTimeout(ctx, natsTimeout)
+	ctx, cancel := context.WithTimeout(ctx, n.timeout)
 	defer cancel()
 	msg := n.message(m)
 	if msg == nil {

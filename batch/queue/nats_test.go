@@ -90,6 +90,40 @@ func TestNATSResultSubject(t *testing.T) {
 	}
 }
 
+// A server that was killed may not know that it has delivered a message. It does not answer to the end of the claim, and delivers the message
+// again: the result is stored once, and no claim is left.
+func TestNATSForgetsADelivery(t *testing.T) {
+	s := startNATS(t)
+	source := s.open().(*NATS)
+	source.timeout = time.Second
+	s.add(message("1", hour(), ""))
+	m := claimAll(t, source, 1)[0]
+	stream, err := source.js.Stream(t.Context(), "REQUESTS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.DeleteConsumer(t.Context(), "tandem"); err != nil {
+		t.Fatal(err)
+	}
+	source.consumer = nil
+	if _, err := source.ready(t.Context()); err != nil { // makes another one
+		t.Fatal(err)
+	}
+	if err := source.Finish(t.Context(), m, []byte("first"), ""); err != nil {
+		t.Errorf("the first claim ends with %v", err)
+	}
+	again := claimAll(t, source, 1)[0]
+	if err := source.Finish(t.Context(), again, []byte("second"), ""); !errors.Is(err, ErrLost) {
+		t.Errorf("the second claim ends with %v, want %v", err, ErrLost)
+	}
+	if got := s.stored("answers"); len(got) != 1 || got[0] != "first" {
+		t.Errorf("the results are %q", got)
+	}
+	if waits, held := s.waits(), len(source.held); waits != 0 || held != 0 {
+		t.Errorf("%d messages wait, and %d are held", waits, held)
+	}
+}
+
 // What an operator has not set up is said, and the queue works as soon as it is.
 func TestNATSNotSetUp(t *testing.T) {
 	server := broker.StartNATS(t)
