@@ -153,8 +153,8 @@ func (g *PoolGate) Saturation(split bool, asked int64, pending epp.InFlight, bel
 	case len(all) > 0:
 		share(all, epp.InFlight{Requests: pending.Requests * (1 + others), Tokens: pending.Tokens * (1 + others)})
 		saturation = g.detector.Saturation(now, all)
-		now := &reading{snapshot: s, epoch: epoch, saturation: saturation, step: g.step(all) * float64(1+others), asked: asked}
-		g.readings[stage].CompareAndSwap(before, now) // if another request has replaced it, its reading will do
+		made := &reading{snapshot: s, epoch: epoch, saturation: saturation, step: g.step(all) * float64(1+others), asked: asked}
+		g.readings[stage].CompareAndSwap(before, made) // if another request has replaced it, its reading will do
 	case split:
 		saturation = 0
 	}
